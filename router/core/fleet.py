@@ -1,0 +1,269 @@
+"""The map: the only mutable object. Who is there, how busy, who holds what.
+
+Law: `snapshot` reads, `lease` and the feeders write; nothing here waits, so what happens between a
+snapshot and its lease is atomic in one event loop.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from router.core.affinity import Affinity, Binding, Found
+from router.core.bound import Bound
+from router.core.decision import Decision, Held, Home, Reason, Snapshot
+from router.core.estimates import Estimates
+from router.core.health import HealthRules, probed, relax
+from router.core.lease import Lease
+from router.core.pools import Pool, Pools
+from router.core.replica import Load, Replica, Signals, State
+from router.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    idle_window: float = 900.0  # seconds: 93 % of an agent's pauses are shorter than 300 s; three times that
+    max_sessions: int = 100_000  # about 40 MB; an agent fleet sees thousands a day
+    max_prefixes: int = 300_000  # about 40 MB; a turn adds two or three links
+    bytes_per_token: float = 4.0  # seed until replies teach better
+    prefill_rate: float = 8000.0  # tokens per second, seed likewise
+    mean_context: float = 122_000.0  # tokens: the mean of real agent sessions, until sessions of our own are bound
+    kv_capacity_tokens: float | None = None  # where the engine does not say
+    max_inflight: int | None = None  # per replica
+    health: HealthRules = field(default_factory=HealthRules)
+
+
+class NoReplica(Exception):
+    """Nobody to choose from. `reason` is a bounded word: empty, excluded, full."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Fleet:
+    def __init__(self, clock: Callable[[], float], options: FleetOptions | None = None) -> None:
+        self.now = clock
+        self.options = options or FleetOptions()
+        self.estimates = Estimates(self.options.bytes_per_token)
+        self.affinity = Affinity(self.options.max_sessions, self.options.max_prefixes)
+        self.bound = Bound(self.options.idle_window, self.options.mean_context)
+        self.pending: dict[int, list[Load]] = {}  # session without a binding → where its open leases run
+        self._loads: dict[str, Load] = {}
+        self._pools = Pools()
+        self._relax_at = float("inf")
+        self._tick = 0
+
+    # What is there
+
+    @property
+    def loads(self) -> Mapping[str, Load]:
+        return self._loads
+
+    @property
+    def sessions(self) -> int:
+        return self.affinity.sessions
+
+    @property
+    def prefixes(self) -> int:
+        return self.affinity.prefixes
+
+    @property
+    def tick(self) -> int:
+        return self._tick
+
+    # Fed by watch and by the operator
+
+    def update(self, replicas: Iterable[Replica]) -> tuple[list[Load], list[Load]]:
+        """Make the fleet exactly this set. A replica under a known id with another url is another one.
+
+        Returns (added, removed). Open leases on a removed load stay valid: they release to that object.
+        """
+        wanted = {replica.id: replica for replica in replicas}
+        removed = [load for load in self._loads.values() if self._is_gone(load, wanted)]
+        for load in removed:
+            self.bound.leave(load)
+            del self._loads[load.id]
+        added: list[Load] = []
+        for replica in wanted.values():
+            known = self._loads.get(replica.id)
+            if known is not None:
+                known.replica = replica
+                continue
+            load = Load(replica, replica.id, prefill_rate=self.options.prefill_rate)
+            load.models = frozenset({replica.model}) if replica.model else frozenset()
+            self._loads[replica.id] = load
+            added.append(load)
+        self.changed()
+        return added, removed
+
+    @staticmethod
+    def _is_gone(load: Load, wanted: Mapping[str, Replica]) -> bool:
+        replica = wanted.get(load.id)
+        return replica is None or replica.url != load.replica.url
+
+    def observe(self, load: Load, signals: Signals) -> bool:
+        """One good scrape. True if it shows that the engine restarted: start time changed or a counter went back."""
+        before = load.signals
+        restarted = _went_back(before.cache_queries, signals.cache_queries) or (
+            before.started_at is not None
+            and signals.started_at is not None
+            and abs(signals.started_at - before.started_at) > 1.0
+        )
+        if restarted:
+            load.incarnation += 1
+            self.bound.leave(load)
+        load.signals, load.signals_at = signals, self.now()
+        load.dispatched_since_scrape = 0
+        return restarted
+
+    def probed(self, load: Load, ok: bool | None) -> None:
+        """An active probe's verdict; None is "no answer in time", which alone says little of a busy engine."""
+        before = load.state
+        probed(load, ok, self.now(), self.options.health)
+        if load.state is not before:
+            self.changed()
+
+    def learn(self, load: Load, engine: str | None = None, models: frozenset[str] | None = None) -> None:
+        if engine is not None:
+            load.engine = engine
+        if models is not None and models != load.models:
+            load.models = models | ({load.replica.model} if load.replica.model else set())
+            self.changed()
+
+    def drain(self, replica_id: str) -> None:
+        """Take nothing new. Raises KeyError for an unknown id."""
+        self._loads[replica_id].drained = True
+        self.changed()
+
+    def undrain(self, replica_id: str) -> None:
+        self._loads[replica_id].drained = False
+        self.changed()
+
+    def changed(self) -> None:
+        """Somebody's eligibility may have changed."""
+        self._pools.changed()
+        waits = (load.until for load in self._loads.values() if load.state is State.COOLING)
+        self._relax_at = min(waits, default=float("inf"))
+
+    # One request
+
+    def snapshot(self, request: Request, excluding: Collection[str] = ()) -> Snapshot:
+        """The fleet as this request may see it. Raises NoReplica."""
+        now = self.now()
+        self.bound.age(now, self._loads)
+        if now >= self._relax_at:
+            for load in self._loads.values():
+                relax(load, now)
+            self.changed()
+        pool = self._pools.of(request.model, tuple(self._loads.values()))
+        if pool is None:
+            raise NoReplica("empty")
+        loads, by_id, passed_over = self._may_serve(pool, excluding)
+        found = self.affinity.find(request)
+        return Snapshot(
+            now,
+            self._tick,
+            loads,
+            by_id,
+            pool.ring,
+            self._home(request, found),
+            self._held(request, found),
+            self._prompt(request, found),
+            self.bound.mean_context,
+            self._pinned(request, by_id),
+            pool.panic,
+            passed_over,
+        )
+
+    def lease(self, request: Request, decision: Decision) -> Lease:
+        """Take a place on the chosen replica until the lease is closed."""
+        if decision.replica is None:
+            raise ValueError("a hold cannot be leased")
+        load = self._loads[decision.replica]
+        self._tick += 1
+        found = self.affinity.find(request)
+        return Lease(self, load, request, found, self._prompt(request, found), decision.expected_cached)
+
+    def _prompt(self, request: Request, found: Found) -> int:
+        """Tokens of the whole prompt; one that continues a response is sent without what came before."""
+        tokens = self.estimates.tokens(request.model, request.prompt_bytes)
+        if request.response_id and found.binding is not None:
+            tokens += found.binding.context
+        return tokens
+
+    def _may_serve(
+        self, pool: Pool, excluding: Collection[str]
+    ) -> tuple[tuple[Load, ...], Mapping[str, Load], tuple[tuple[str, str], ...]]:
+        limit = self.options.max_inflight
+        if not excluding and limit is None:
+            return pool.loads, pool.by_id, pool.passed_over
+        left = tuple(load for load in pool.loads if load.id not in excluding)
+        if not left:
+            raise NoReplica("excluded")
+        free = tuple(load for load in left if limit is None or load.inflight < limit)
+        if not free:
+            raise NoReplica("full")
+        gone = tuple((load.id, "tried" if load.id in excluding else "full") for load in pool.loads if load not in free)
+        return free, {load.id: load for load in free}, pool.passed_over + gone
+
+    def _home(self, request: Request, found: Found) -> Home | None:
+        binding = found.binding
+        if binding is None:
+            running = self.pending.get(found.session)
+            return Home(running[0].id, Reason.SESSION, 0) if running else None
+        load = self._loads.get(binding.replica)
+        lost = load is None or load.incarnation != binding.incarnation or binding.misses >= 2
+        reason = Reason.SESSION if found.named else Reason.PREFIX
+        expected, extends = self._expected(request, found)
+        return Home(binding.replica, reason, 0 if lost else expected, lost, extends)
+
+    def _expected(self, request: Request, found: Found) -> tuple[int, bool]:
+        """(tokens of this prompt that home should hold, whether the prompt still extends what home holds)."""
+        binding = found.binding
+        assert binding is not None
+        prompt = self._prompt(request, found)
+        if not request.chain or request.response_id:
+            return min(binding.context, prompt), True
+        if found.known >= 0 and found.holder is not None and found.holder.replica == binding.replica:
+            tokens = self.estimates.tokens(request.model, request.sizes[found.known])
+            rewritten = found.known < request.opening and request.chain[0] == binding.root
+            return min(tokens, prompt), not rewritten
+        return 0, True
+
+    def _held(self, request: Request, found: Found) -> Held | None:
+        holder = found.holder
+        if holder is None:
+            return None
+        load = self._loads.get(holder.replica)
+        if load is None or load.incarnation != holder.incarnation:
+            return None
+        return Held(holder.replica, self.estimates.tokens(request.model, request.sizes[found.known]))
+
+    def _pinned(self, request: Request, by_id: Mapping[str, Load]) -> str:
+        maker = self.affinity.maker(request.response_id)
+        return maker if maker in by_id else ""
+
+    # Called by leases
+
+    def bind(self, load: Load, request: Request, found: Found, context: int) -> Binding | None:
+        """This replica now holds the prompt: make it the session's home. None where nothing names a session."""
+        if not found.session:
+            return None
+        binding = None if found.fork else found.binding
+        if binding is None:
+            binding = Binding(found.session, load.id, load.incarnation, 0)
+        elif binding.replica != load.id or binding.incarnation != load.incarnation:
+            self.bound.forget(binding, self._loads)
+            binding.replica, binding.incarnation, binding.misses = load.id, load.incarnation, 0
+        binding.seen = self.now()
+        if request.chain:
+            # Another thread of the same session (other tools and system) does not shrink its context.
+            context = context if binding.root in (0, request.chain[0]) else max(context, binding.context)
+            binding.root, binding.tail = request.chain[0], request.chain[-1]
+        for gone in self.affinity.put(binding, request, found.known):
+            self.bound.forget(gone, self._loads)
+        self.bound.count(binding, context, self._loads)
+        return binding
+
+
+def _went_back(before: float | None, after: float | None) -> bool:
+    return before is not None and after is not None and after < before

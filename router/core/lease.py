@@ -1,0 +1,113 @@
+"""A place on a replica, held while its request runs: until the last byte or the abort, not shorter, not longer."""
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from router.core.affinity import Binding, Found
+from router.core.estimates import prefill_rate
+from router.core.health import Fault, blame, succeeded
+from router.core.replica import Load
+from router.core.request import Request, Usage
+
+if TYPE_CHECKING:
+    from router.core.fleet import Fleet
+
+_MISS = 0.5  # of what home should have held: below this the engine has lost the session, not a block or two
+_MISS_TOKENS = 2048  # an expectation smaller than this proves nothing
+_RATE_TOKENS = 1024  # uncached tokens from which a first byte times prefill and not overhead
+
+
+class Lease:
+    """Use as a context manager. Closing is idempotent and gives back to the very load it was taken from."""
+
+    __slots__ = (
+        "_ahead", "_binding", "_expected", "_first", "_fleet", "_found", "_opened", "_prompt", "_queued", "_request",
+        "closed", "load",
+    )  # fmt: skip
+
+    def __init__(self, fleet: "Fleet", load: Load, request: Request, found: Found, prompt: int, expected: int) -> None:
+        self.load = load
+        self.closed = False
+        self._fleet, self._request, self._found = fleet, request, found
+        self._prompt, self._expected = prompt, expected
+        self._binding: Binding | None = None
+        self._opened = fleet.now()
+        self._queued = max(prompt - expected, 0)
+        self._ahead = load.queued_tokens
+        load.inflight += 1
+        load.dispatched_since_scrape += 1
+        load.queued_tokens += self._queued
+        self._first = bool(found.session) and (found.binding is None or found.fork)
+        if self._first:  # a provisional binding: other first turns of this session follow it
+            fleet.pending.setdefault(found.session, []).append(load)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def first_byte(self) -> None:
+        """A success began to answer: the prompt is computed, and cached there."""
+        fleet, load = self._fleet, self.load
+        if self._queued >= _RATE_TOKENS:
+            seconds = fleet.now() - self._opened
+            load.prefill_rate = prefill_rate(load.prefill_rate, self._ahead + self._queued, seconds)
+        self._leave_queue()
+        before = load.state
+        succeeded(load, fleet.now())
+        if load.state is not before:
+            fleet.changed()
+        if fleet.loads.get(load.id) is load:
+            self._binding = fleet.bind(load, self._request, self._found, self._prompt)
+
+    def settle(self, usage: Usage | None) -> None:
+        """A success ended; `usage` is what the engine says of it. The truth corrects the prediction."""
+        binding = self._binding
+        if usage is None:
+            return
+        fleet, request = self._fleet, self._request
+        if usage.prompt_tokens is not None and not request.response_id:
+            fleet.estimates.prompt(request.model, request.prompt_bytes, usage.prompt_tokens)
+        self._hit(usage)
+        if binding is None or binding.replica != self.load.id:
+            return
+        if usage.response_id:
+            fleet.affinity.answered(usage.response_id, binding)
+        if usage.cached_tokens is not None and self._expected >= _MISS_TOKENS:
+            binding.misses = binding.misses + 1 if usage.cached_tokens < _MISS * self._expected else 0
+        binding.seen = fleet.now()
+        if usage.prompt_tokens is not None:
+            fleet.bound.count(binding, usage.prompt_tokens + (usage.completion_tokens or 0), fleet.loads)
+
+    def _hit(self, usage: Usage) -> None:
+        if not usage.prompt_tokens or usage.cached_tokens is None:
+            return
+        ratio = min(usage.cached_tokens / usage.prompt_tokens, 1.0)
+        before = self.load.hit_ratio
+        self.load.hit_ratio = ratio if before is None else before + 0.05 * (ratio - before)
+
+    def blame(self, fault: Fault, retry_after: float | None = None) -> None:
+        """The replica failed this request or pushed it back."""
+        fleet, before = self._fleet, self.load.state
+        blame(self.load, fault, fleet.now(), fleet.options.health, retry_after)
+        if self.load.state is not before or fault is Fault.PUSHBACK:
+            fleet.changed()
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self.load.inflight -= 1
+        self._leave_queue()
+        if self._first:
+            running = self._fleet.pending[self._found.session]
+            running.remove(self.load)
+            if not running:
+                del self._fleet.pending[self._found.session]
+
+    def _leave_queue(self) -> None:
+        self.load.queued_tokens -= self._queued
+        self._queued = 0

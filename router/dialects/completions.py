@@ -1,0 +1,24 @@
+"""OpenAI completions: a `prompt` of text, of several texts, or of token ids."""
+
+from router.core.keys import Sources
+from router.core.request import Request, Usage
+from router.dialects import reply
+from router.dialects.dialect import Head
+from router.dialects.reading import reading
+
+
+class Completions:
+    name = "completions"
+
+    def read(self, head: Head, body: bytes | bytearray | memoryview, sources: Sources) -> Request:
+        it = reading(self.name, head, body, sources)
+        return it.request(it.over_prompt("prompt"))
+
+    def usage(self, first: bytes, last: bytes, event_stream: bool) -> Usage:
+        return reply.tally((first, last), event_stream, reply.openai_event).usage()
+
+    def error(self, status: int, code: str, message: str) -> bytes:
+        return reply.openai_error(code, message)
+
+    def error_event(self, code: str, message: str) -> bytes:
+        return b"data: " + reply.openai_error(code, message) + b"\n\n"

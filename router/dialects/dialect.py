@@ -1,0 +1,48 @@
+"""What every API family answers: how a request is read, what a reply says of itself, how a failure is told."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from router.core.keys import Sources
+from router.core.request import Request, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The head of a request, as far as reading needs it."""
+
+    method: bytes
+    path: str  # decoded: it is matched, never forwarded
+    query: bytes
+    headers: Sequence[tuple[bytes, bytes]]  # names in lower case
+
+    def header(self, name: bytes) -> bytes:
+        """The first value of a header, stripped; empty if it is not there."""
+        return next((value.strip() for key, value in self.headers if key == name), b"")
+
+
+class Dialect(Protocol):
+    """One API family. Pure: nothing here raises for what a client or an engine sent."""
+
+    @property
+    def name(self) -> str: ...
+
+    def read(self, head: Head, body: bytes | bytearray | memoryview, sources: Sources) -> Request:
+        """The request as decisions need it. A body that cannot be read is an empty chain."""
+        ...
+
+    def usage(self, first: bytes, last: bytes, event_stream: bool) -> Usage:
+        """What a reply says of itself, from its first 4 KiB and its last 64 KiB (they may overlap or be equal)."""
+        ...
+
+    def error(self, status: int, code: str, message: str) -> bytes:
+        """A JSON error body that this family's clients understand, of type `router_error`."""
+        ...
+
+    def error_event(self, code: str, message: str) -> bytes:
+        """The event that ends a broken stream for this family's SDKs. Never `[DONE]`.
+
+        It starts at the beginning of a line: where the stream broke inside an event, end that event first.
+        """
+        ...

@@ -1,0 +1,24 @@
+"""Every other path: a model and a session may be named in a JSON body, there is no chain."""
+
+from router.core.chain import Chain
+from router.core.keys import Sources
+from router.core.request import Request, Usage
+from router.dialects import reply
+from router.dialects.dialect import Head
+from router.dialects.reading import reading
+
+
+class Other:
+    name = "other"
+
+    def read(self, head: Head, body: bytes | bytearray | memoryview, sources: Sources) -> Request:
+        return reading(self.name, head, body, sources).request(Chain())
+
+    def usage(self, first: bytes, last: bytes, event_stream: bool) -> Usage:
+        return reply.tally((first, last), event_stream, reply.openai_event).usage()
+
+    def error(self, status: int, code: str, message: str) -> bytes:
+        return reply.openai_error(code, message)
+
+    def error_event(self, code: str, message: str) -> bytes:
+        return b"data: " + reply.openai_error(code, message) + b"\n\n"

@@ -1,0 +1,145 @@
+"""From the raw spans of a body to a `Request`: the part that all families share."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from router.core.chain import Chain, Front, Part, Turns, is_marked, over_messages, over_text
+from router.core.keys import Named, Sources, hint_key, ring_key, session_key
+from router.core.request import Request
+from router.dialects.body import Body, elements, parse
+from router.dialects.dialect import Head
+
+LEADING_ROLES = frozenset({"system", "developer"})
+USER_WITHIN = 64  # messages: who opens later than that is not looked for, each costs a look
+
+_ROLE_FIRST = re.compile(rb'\{\s*"role"\s*:\s*"(\w+)"')
+
+
+class _Role(msgspec.Struct, gc=False):
+    role: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A request half read: its spans are known, its chain is the dialect's to make."""
+
+    dialect: str
+    head: Head
+    body: bytes | bytearray
+    found: Body
+    sources: Sources
+
+    @property
+    def scope(self) -> tuple[bytes, ...]:
+        """What separates two prompts, or two sessions, of equal text: model, salt, LoRA. Absent is empty."""
+        members = self.found.members
+        model = self.found.text("model").encode("utf-8", "surrogatepass")
+        lora = bytes(members.get("lora_path", b"")) + bytes(members.get("lora", b""))
+        return (model, bytes(members.get("cache_salt", b"")), lora)
+
+    def front(self, *system: str) -> Front:
+        members = self.found.members
+        tools = _joined([members[name] for name in ("tools", "functions") if name in members])
+        return Front(self.scope, tools, _joined([members[name] for name in system if name in members]))
+
+    def over_messages(self, front: Front, messages: Sequence[Part]) -> Chain:
+        return over_messages(front, turns_of(messages), is_marked(self.body))
+
+    def over_prompt(self, *names: str) -> Chain:
+        """A chain over the first of these members that is there, in blocks of its raw bytes, brackets left out."""
+        prompt = next((self.found.members[name] for name in names if name in self.found.members), b"")
+        return over_text(Front(self.scope), prompt[1:-1] if prompt[:1] in (b'"', b"[") else b"")
+
+    def request(self, chain: Chain, response_id: str = "", named: Named | None = None) -> Request:
+        """`named`: what the path says of the session; it is tried after the strong sources."""
+        headers, members = self.head.headers, self.found.members
+        strong = self.sources.session(headers, members) or named
+        session = session_key(self.scope, strong.value) if strong else 0
+        key, source = (ring_key(session), strong.word) if strong else self._start(chain)
+        return Request(
+            dialect=self.dialect,
+            model=self.found.text("model"),
+            session=session,
+            source=source,
+            key=key,
+            chain=chain.links,
+            sizes=chain.sizes,
+            opening=chain.opening,
+            stable=chain.stable,
+            body_bytes=len(self.body) or declared_bytes(self.head),
+            response_id=response_id,
+            stream=members.get("stream", b"") == b"true",
+        )
+
+    def _start(self, chain: Chain) -> tuple[int, str]:
+        """Where the ring starts for a conversation that nobody named, and who says so."""
+        if hint := self.sources.hint(self.head.headers, self.found.members):
+            return hint_key(self.scope, hint.value), hint.word
+        if chain.links:
+            return ring_key(chain.links[chain.opening]), "conversation"
+        return 0, "none"
+
+
+def reading(
+    dialect: str, head: Head, body: bytes | bytearray | memoryview, sources: Sources, listed: str = ""
+) -> Reading:
+    """Parse a body once. `listed` is the member that holds the list of messages."""
+    whole = bytes(body) if isinstance(body, memoryview) else body
+    return Reading(dialect, head, whole, parse(whole, listed, sources.members), sources)
+
+
+def by_header(dialect: str, head: Head, sources: Sources, body_bytes: int) -> Request | None:
+    """The request without its body, if a header names the session; None if the body must be read.
+
+    The model is not known then, so the session's key is another one than with the body: use the one or the other.
+    """
+    named = sources.by_header(head.headers)
+    if named is None:
+        return None
+    session = session_key((b"", b"", b""), named.value)
+    key = ring_key(session)
+    return Request(dialect, session=session, source=named.word, key=key, body_bytes=body_bytes)
+
+
+def turns_of(messages: Sequence[Part]) -> Turns:
+    """Who leads and who opens. Without a user, the first message after those that lead opens, else the last of them."""
+    leading = 0
+    for index, message in enumerate(messages[:USER_WITHIN]):
+        role = _role(message)
+        if role == "user":
+            return Turns(messages, leading, index)
+        if role in LEADING_ROLES and index == leading:
+            leading += 1
+    return Turns(messages, leading, min(leading, max(len(messages) - 1, 0)))
+
+
+def listed_or_text(found: Body, name: str) -> Sequence[Part]:
+    """The elements of a member that may also be one string, which then stands for one user message."""
+    if found.parts:
+        return found.parts
+    raw = found.members.get(name, b"")
+    if raw[:1] == b'"' and len(raw) > 2:
+        return [b'{"role":"user","content":' + bytes(raw) + b"}"]
+    return elements(raw)
+
+
+def declared_bytes(head: Head) -> int:
+    """What `content-length` says; 0 if it says nothing."""
+    length = head.header(b"content-length")
+    return int(length) if length.isdigit() and len(length) < 19 else 0
+
+
+def _role(message: Part) -> str:
+    if match := _ROLE_FIRST.match(message):
+        return match[1].decode()
+    try:
+        return msgspec.json.decode(message, type=_Role).role
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return ""
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,0 +1,124 @@
+"""Runs the router: sockets, the server's loop, signals, and an end in good order."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+
+import uvicorn
+
+from router.app import Router
+from router.discovery import SourceError
+from router.logs import configure
+from router.settings import Settings
+
+_log = logging.getLogger("router")
+
+_KEEP_ALIVE = 75  # seconds: above the 60 s after which common load balancers drop an idle connection
+
+
+class _Server(uvicorn.Server):
+    """One listening socket. Signals are ours, so that /readyz turns before anything closes."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def serve(settings: Settings) -> int:
+    """Run until SIGTERM or SIGINT. Returns 0 after a clean end, 1 if it could not start, 2 for a wrong setting."""
+    configure(settings.log_level, settings.log_format)
+    try:
+        router = Router(settings)
+    except ValueError as error:
+        print(f"prefix-router: {error}", file=sys.stderr)
+        return 2
+    config = _config(router, settings)
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        return runner.run(_run(router, settings))
+
+
+async def _run(router: Router, settings: Settings) -> int:
+    apps = [(router, settings.host, settings.port)]
+    if router.admin is not None and settings.admin_port is not None:
+        apps.append((router.admin, settings.admin_host, settings.admin_port))  # type: ignore[arg-type]
+    try:
+        sockets = [_listen(host, port) for _, host, port in apps]
+        await router.start()
+    except (OSError, SourceError) as error:
+        print(f"prefix-router: {error}", file=sys.stderr)
+        await router.stop()
+        return 1
+    servers = [_Server(_config(app, settings)) for app, _, _ in apps]
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _stop, stop, servers)
+    running = [asyncio.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
+    for name, sock in zip(("listening", "admin"), sockets, strict=False):
+        host, port = sock.getsockname()[:2]
+        _log.info("%s on http://%s:%d", name, f"[{host}]" if ":" in host else host, port)
+    lag = asyncio.create_task(_measure_lag(router))
+    await stop.wait()
+    await _drain(router, settings.drain_timeout)
+    for server in servers:
+        server.should_exit = True
+    await asyncio.gather(*running, return_exceptions=True)
+    lag.cancel()
+    await router.stop()
+    _log.info("stopped")
+    return 0
+
+
+def _stop(stop: asyncio.Event, servers: list[_Server]) -> None:
+    if stop.is_set():  # asked twice: whoever waits is impatient
+        for server in servers:
+            server.should_exit = server.force_exit = True
+    stop.set()
+
+
+async def _drain(router: Router, grace: float) -> None:
+    """/readyz says 503, nothing new is taken, what runs may end within `grace` seconds."""
+    _log.info("draining: %d requests in flight", router.proxy.inflight)
+    try:
+        async with asyncio.timeout(grace):
+            await router.drain()
+    except TimeoutError:
+        _log.warning("drain_timeout: %d requests are cut off", router.proxy.inflight)
+
+
+async def _measure_lag(router: Router) -> None:
+    """How late timers run is how long somebody blocks the loop."""
+    loop = asyncio.get_running_loop()
+    while True:
+        before = loop.time()
+        await asyncio.sleep(0.5)
+        router.ledger.loop_lag.set(max(loop.time() - before - 0.5, 0.0))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Raises OSError that names the address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}:{port} (host, port): {error.strerror or error}") from None
+
+
+def _config(app: object, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        http="httptools",
+        ws="none",  # an upgrade is refused by the proxy, in its own words
+        lifespan="off",  # the router is started and stopped here, once for both ports
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,  # no decision rests on an address
+        server_header=False,  # a replica's own pass; a second one breaks strict clients
+        date_header=False,
+        timeout_keep_alive=_KEEP_ALIVE,
+        timeout_graceful_shutdown=1,  # what is left after the drain timeout had its chance
+    )

@@ -1,0 +1,87 @@
+"""One request on its way through the proxy: what is known of it so far, and how it ends.
+
+Law: a turn is entered in the ledger once, by whoever finishes it.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from router.core.decision import Decision
+from router.core.request import Request, Usage
+from router.dialects import Dialect, Head
+from router.metrics import Outcome
+
+_FIRST_BYTES = 4096  # Anthropic counts the prompt in its first event, Responses names its id there
+_LAST_BYTES = 65536  # every family counts at the end; vLLM adds fields after the usage object
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Refusal(Exception):
+    """The request ends here, with an answer of our own. Never escapes the proxy."""
+
+    def __init__(
+        self, status: int, code: str, message: str, outcome: Outcome, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+        self.outcome, self.retry_after = outcome, retry_after
+
+
+class Gone(Exception):
+    """The client hung up while its body was still coming."""
+
+
+class Window:
+    """The first and the last bytes of a reply: where usage stands. Bounded, whatever the reply's length."""
+
+    __slots__ = ("_chunks", "_held", "first")
+
+    def __init__(self) -> None:
+        self.first = b""
+        self._chunks: list[bytes] = []
+        self._held = 0
+
+    def add(self, data: bytes) -> None:
+        if len(self.first) < _FIRST_BYTES:
+            self.first += data[: _FIRST_BYTES - len(self.first)]
+        self._chunks.append(data)
+        self._held += len(data)
+        if self._held > 2 * _LAST_BYTES:  # amortised: one join for each window's worth of bytes
+            self._chunks = [self.last]
+            self._held = len(self._chunks[0])
+
+    @property
+    def last(self) -> bytes:
+        return b"".join(self._chunks)[-_LAST_BYTES:]
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    head: Head
+    dialect: Dialect
+    request_id: bytes
+    started: float  # when its head was read
+    body: tuple[Buffer, ...] | AsyncIterator[Buffer] = ()
+    request: Request = field(default_factory=lambda: Request("other"))
+    decision: Decision | None = None
+    tried: list[str] = field(default_factory=list)  # replicas that did not take it
+    attempts: int = 0
+    status: int = 0  # what the client was told; 0 = nothing yet
+    answering: bool = False  # the response head is out
+    complete: bool = False  # the last byte is out
+    gone: bool = False  # the client hung up
+    phase: str = "receiving"
+    dispatched: float = 0.0  # when the choice was first made
+    first_byte: float = 0.0
+    outcome: Outcome = Outcome.REPLICA_ERROR
+    usage: Usage | None = None
+    error: str = ""  # for the log: what went wrong, in our words
+
+    @property
+    def resendable(self) -> bool:
+        return isinstance(self.body, tuple)
+
+    @property
+    def replica(self) -> str:
+        return (self.decision.replica or "") if self.decision else ""

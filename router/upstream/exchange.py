@@ -1,0 +1,125 @@
+"""One request and its reply, as the proxy holds it. Owns the reply's unread bytes and whoever waits for them.
+
+Law: whichever way an exchange ends, by its end, an error, a cancellation or `close()`, nothing stays behind.
+"""
+
+from asyncio import Future
+from typing import Protocol
+
+from router.upstream.errors import Truncated, UpstreamError
+from router.upstream.outgoing import Header
+
+
+class Wire(Protocol):
+    """What an exchange asks of the connection that carries it."""
+
+    paused: bool
+
+    def wait(self, started: bool) -> "Future[None]": ...
+    def resume(self) -> None: ...
+    def drop(self, error: Exception | None) -> None: ...
+
+
+class Exchange:
+    """A reply whose head is there and whose body is read with `read()`. `close()` it whatever happens.
+
+    `headers` are raw, in order, duplicates kept, names in lower case. `complete`: the end of the body has come, so
+    `read()` will not wait. `reused`: the connection had carried others before. `resent`: it was lost to the
+    keep-alive race and sent again.
+    """
+
+    __slots__ = (
+        "_chunks",
+        "_error",
+        "_started",
+        "_waiter",
+        "_wire",
+        "complete",
+        "headers",
+        "resent",
+        "reused",
+        "status",
+        "unread",
+    )
+
+    def __init__(self, wire: Wire, *, reused: bool, resent: bool) -> None:
+        self.status = 0  # 0 = the head is not there yet
+        self.headers: list[Header] = []
+        self.complete = False
+        self.reused = reused
+        self.resent = resent
+        self._wire: Wire | None = wire  # None = the connection is back in its pool, or gone
+        self._chunks: list[bytes] = []
+        self.unread = 0  # bytes in `_chunks`
+        self._started = False  # the first byte of the body has come
+        self._error: Exception | None = None
+        self._waiter: Future[None] | None = None
+
+    async def read(self) -> bytes:
+        """All that has come since the last read, waiting for it if need be; b"" at the clean end.
+
+        Raises Truncated, FirstByteTimeout or IdleTimeout, after everything that came before it was read.
+        """
+        while not self._chunks:
+            if self._error is not None:
+                raise self._error
+            if self.complete:
+                return b""
+            self._waiter = waiter = self._wait()
+            try:
+                await waiter
+            except BaseException:  # cancelled: nobody will read on
+                self.close()
+                raise
+        chunks = self._chunks
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        self.unread = 0
+        if self._wire is not None and self._wire.paused:
+            self._wire.resume()
+        return data
+
+    def close(self) -> None:
+        """The reader is done. A reply that is not complete is cut off at once, so that the engine notices."""
+        if self._wire is not None:
+            self._wire.drop(Truncated("closed by its reader"))
+        self._chunks.clear()
+
+    async def answered(self) -> None:
+        """For the pool: returns when the head is there, raises what came instead."""
+        while not self.status:
+            if self._error is not None:
+                raise self._error
+            self._waiter = waiter = self._wait()
+            try:
+                await waiter
+            except BaseException:  # cancelled: nobody wants the answer
+                self.close()
+                raise
+
+    def _wait(self) -> "Future[None]":
+        if self._wire is None:
+            raise UpstreamError("neither ended nor carried")
+        return self._wire.wait(self._started)
+
+    # The connection's side.
+
+    def arrived(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self.unread += len(data)
+        self._started = True
+
+    @property
+    def started(self) -> bool:
+        return self._started
+
+    def wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def leave(self, error: Exception | None) -> None:
+        """The connection lets go: with an error, or because the exchange is complete."""
+        self._wire = None
+        self._error = error
+        self.wake()
