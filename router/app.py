@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import sys
 import time
 from importlib.metadata import version
 
@@ -13,7 +14,7 @@ from router.core.keys import Sources
 from router.core.replica import Load
 from router.discovery import SourceError, parse_source
 from router.explain import Explainer
-from router.logs import access_log
+from router.logs import AccessLog
 from router.metrics import Ledger
 from router.policies import load as load_policy
 from router.proxy import Proxy, ProxyOptions, Receive, Scope, Send
@@ -21,11 +22,9 @@ from router.settings import Settings
 from router.upstream import Pool, Timeouts
 from router.watch import Watch, WatchOptions, api_key, control_client
 
-_RETIRE_SECONDS = 0.5  # between looks at a pool whose replica left; nobody waits for it
-
 
 class Router:
-    """The public ASGI app: our own paths to `control`, everything else to `proxy`. Lifespan starts and ends the watch."""
+    """The public ASGI app: our own paths to `control`, the rest to `proxy`. Lifespan starts and ends the watch."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises ValueError where a setting cannot be obeyed."""
@@ -36,8 +35,15 @@ class Router:
         policy = load_policy(settings.policy, _policy_options(settings))
         sources = Sources(tuple(settings.session_sources), tuple(settings.session_hints))
         self.upstreams = _Upstreams(settings)
+        self._log = AccessLog(settings.log_level, settings.log_format, sys.stderr.write)
         self.proxy = Proxy(
-            self.fleet, policy, self.ledger, self.upstreams, sources, _proxy_options(settings), access_log(True)
+            self.fleet,
+            policy,
+            self.ledger,
+            self.upstreams,
+            sources,
+            _proxy_options(settings),
+            self._log,
         )
         self._client = control_client(_ssl_context(settings))
         self.watch = Watch(
@@ -76,6 +82,7 @@ class Router:
         await self.watch.aclose()
         await self._client.aclose()
         await self.upstreams.aclose()
+        self._log.flush()
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -126,7 +133,7 @@ class _Upstreams:
     def remove(self, load: Load) -> None:
         """Open exchanges go on to their end; nothing new is sent."""
         pool, _ = self._pools.pop(load)
-        task = asyncio.create_task(_retire(pool))
+        task = asyncio.create_task(pool.retire())
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
@@ -141,13 +148,6 @@ class _Upstreams:
             task.cancel()
         pools = (pool.aclose() for pool, _ in self._pools.values())
         await asyncio.gather(*pools, *self._leaving, return_exceptions=True)
-
-
-async def _retire(pool: Pool) -> None:
-    """The replica left the fleet, so nothing new is sent: close the pool when what runs has ended."""
-    while pool.open_exchanges:
-        await asyncio.sleep(_RETIRE_SECONDS)
-    await pool.aclose()
 
 
 def _fleet_options(settings: Settings) -> FleetOptions:

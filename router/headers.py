@@ -50,10 +50,15 @@ def to_replica(headers: Iterable[Header], credential: bytes = b"") -> list[Heade
     return kept
 
 
-def to_client(headers: Iterable[Header]) -> list[Header]:
-    """What a client gets of a replica's fields; framing is the server's."""
+def to_client(headers: Iterable[Header], *, bodiless: bool = False) -> list[Header]:
+    """What a client gets of a replica's fields; framing is the server's.
+
+    `bodiless`: a 204 or 304, whose length would be that of a body which does not come.
+    """
     listed = list(headers)
     drops = HOP_BY_HOP | set(named_by_connection(listed))
+    if bodiless:
+        drops |= {b"content-length"}
     return [(key, value) for key, value in listed if key not in drops and not key.startswith(_OURS)]
 
 

@@ -5,11 +5,12 @@ exactly once on every path; a client that hangs up, in whichever phase, cancels 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import uuid4
 
+from router.answer import Answers, blame
 from router.core.budget import RetryBudget
 from router.core.decision import Decision, Policy, decide
 from router.core.fleet import Fleet, NoReplica
@@ -18,17 +19,16 @@ from router.core.keys import Sources
 from router.core.lease import Lease
 from router.core.replica import Load
 from router.dialects import Head, dialect_of, wants_body
-from router.headers import Header, is_websocket, printable, to_client, to_replica, value_of
+from router.headers import Header, is_websocket, to_replica, value_of
 from router.metrics import Ledger, Outcome
-from router.receipt import receive_body
-from router.turn import Gone, Refusal, Turn, Window
+from router.receipt import Vigil, receive_body
+from router.turn import Gone, Refusal, Turn
 from router.upstream import (
-    Exchange,
     FirstByteTimeout,
-    IdleTimeout,
     NeverSent,
     Outgoing,
     Pool,
+    ReplicaFailed,
     TooManyConnections,
     Unsendable,
     UpstreamError,
@@ -40,9 +40,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _ELSEWHERE = (502, 503)  # said before any byte: the replica did not do the work
-_GENERATES = frozenset(
-    ("chat", "completions", "responses", "messages", "generate")
-)  # whose first byte is a first token
+_LAST_STATUS = 599  # beyond it there is no class that says what it means, and servers refuse to write it
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +81,18 @@ class Proxy:
         self._ended = ended  # the access log
         self._arm = ledger.arm(policy.name, "")
         self._budget = RetryBudget(options.retry_budget)
-        self._policy_header = printable(policy.name)
+        self._answers = Answers(fleet.now, self._arm, policy.name if options.response_headers else "")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         turn = self._turn(scope)
         self.inflight += 1
         try:
             async with asyncio.timeout(self.options.total_timeout or None):
-                await self._serve(turn, scope, receive, send)
+                await self._serve(turn, receive, send)
         except TimeoutError:
-            turn.outcome, turn.error = Outcome.TIMEOUT, "total_timeout"
-            await self._refuse_late(
-                turn, Refusal(504, "total_timeout", "the request took too long", Outcome.TIMEOUT), send
-            )
+            turn.error = "total_timeout"
+            refusal = Refusal(504, "total_timeout", "the request took too long", Outcome.TIMEOUT)
+            await self._answers.refuse(turn, refusal, send)
         finally:
             self.inflight -= 1
             if self._draining and not self.inflight:
@@ -113,24 +110,34 @@ class Proxy:
     def _turn(self, scope: Scope) -> Turn:
         headers: list[Header] = scope["headers"]
         path: str = scope["path"]
-        head = Head(scope["method"].encode("latin-1"), path, scope["query_string"], headers)
+        query: bytes = scope["query_string"]
+        raw_path: bytes = scope.get("raw_path") or path.encode()
         request_id = value_of(headers, b"x-request-id")[:256] or uuid4().hex.encode()
-        return Turn(head, dialect_of(path), request_id, self.fleet.now())
+        return Turn(
+            Head(scope["method"].encode("latin-1"), path, query, headers),
+            raw_path + b"?" + query if query else raw_path,
+            dialect_of(path),
+            request_id,
+            self.fleet.now(),
+        )
 
-    async def _serve(self, turn: Turn, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(self, turn: Turn, receive: Receive, send: Send) -> None:
         task = asyncio.current_task()
         assert task is not None
-        watch: asyncio.Task[None] | None = None
+        vigil = Vigil(turn, task, receive)
         try:
             self._check_door(turn)
             read = wants_body(turn.head)
-            turn.body = await receive_body(turn.head.headers, receive, self.options.max_body_bytes, whole=read)
-            if turn.resendable:  # else the upload itself is watching
-                watch = asyncio.create_task(_watch(turn, task, receive))
+            body = await receive_body(turn.head.headers, receive, self.options.max_body_bytes, whole=read)
+            if isinstance(body, tuple):
+                turn.body = body
+                vigil.begin()
+            else:  # the upload itself notices a hang-up, until its end
+                turn.body = vigil.after(body)
             self._read(turn)
-            await self._attempts(turn, scope, send)
+            await self._attempts(turn, vigil, send)
         except Refusal as refusal:
-            await self._refuse_late(turn, refusal, send)
+            await self._answers.refuse(turn, refusal, send)
         except Gone:
             turn.gone, turn.outcome = True, Outcome.CLIENT_GONE
         except asyncio.CancelledError:
@@ -139,8 +146,7 @@ class Proxy:
             task.uncancel()
             turn.outcome = Outcome.CLIENT_GONE
         finally:
-            if watch is not None:
-                watch.cancel()
+            vigil.end()
 
     def _check_door(self, turn: Turn) -> None:
         if self._draining:
@@ -163,7 +169,7 @@ class Proxy:
 
     # Attempts
 
-    async def _attempts(self, turn: Turn, scope: Scope, send: Send) -> None:
+    async def _attempts(self, turn: Turn, vigil: Vigil, send: Send) -> None:
         again = True
         while again:
             try:
@@ -178,7 +184,7 @@ class Proxy:
             turn.decision = decision
             with self.fleet.lease(turn.request, decision) as lease:
                 self._count(turn, decision)
-                again = await self._attempt(turn, lease, scope, send)
+                again = await self._attempt(turn, lease, vigil, send)
 
     def _count(self, turn: Turn, decision: Decision) -> None:
         turn.attempts += 1
@@ -188,26 +194,23 @@ class Proxy:
             turn.dispatched = self.fleet.now()
             self.ledger.overhead(turn.dispatched - turn.started)
 
-    async def _attempt(self, turn: Turn, lease: Lease, scope: Scope, send: Send) -> bool:
+    async def _attempt(self, turn: Turn, lease: Lease, vigil: Vigil, send: Send) -> bool:
         """One replica's turn at it. True: it provably did not do the work, and another may."""
         load = lease.load
-        raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
-        query: bytes = scope["query_string"]
-        outgoing = Outgoing(
-            turn.head.method,
-            raw_path + b"?" + query if query else raw_path,
-            to_replica(turn.head.headers, self.upstreams.credential(load)),
-            turn.body,
-        )
+        headers = to_replica(turn.head.headers, self.upstreams.credential(load))
+        outgoing = Outgoing(turn.head.method, turn.target, headers, turn.body)
         try:
             exchange = await self.upstreams.pool(load).send(outgoing)
         except UpstreamError as error:
             return self._unanswered(turn, lease, error)
+        vigil.begin()  # an answer that came early has ended the upload
         try:
+            if exchange.status > _LAST_STATUS:
+                return self._unanswered(turn, lease, ReplicaFailed(f"status {exchange.status}"))
             if exchange.status in _ELSEWHERE and self._may_go_elsewhere(turn, load, f"status_{exchange.status}"):
-                _blame(lease, exchange.status, exchange.headers)
+                blame(lease, exchange.status, exchange.headers)
                 return True
-            await self._relay(turn, lease, exchange, send)
+            await self._answers.relay(turn, lease, exchange, send)
             return False
         finally:
             exchange.close()
@@ -223,7 +226,7 @@ class Proxy:
             raise Refusal(504, error.code, f"replica {lease.load.id} did not answer in time", Outcome.TIMEOUT)
         if isinstance(error, NeverSent):
             lease.blame(Fault.UNREACHED)
-            if self._may_go_elsewhere(turn, lease.load, "unreached"):
+            if self._may_go_elsewhere(turn, lease.load, "unreached", untouched=True):
                 return True
             everybody = len(turn.tried) >= len(self.fleet.loads)
             status, code = (503, "no_replica") if everybody else (502, "replica_failed")
@@ -235,10 +238,13 @@ class Proxy:
             502, "replica_failed", f"replica {lease.load.id} failed before it answered", Outcome.REPLICA_ERROR
         )
 
-    def _may_go_elsewhere(self, turn: Turn, load: Load, reason: str) -> bool:
-        """Whether a retry is allowed and somebody is left; spends the budget if so."""
+    def _may_go_elsewhere(self, turn: Turn, load: Load, reason: str, *, untouched: bool = False) -> bool:
+        """Whether a retry is allowed and somebody is left; spends the budget if so.
+
+        `untouched`: nothing of the body was taken, so even one that is passed through can go elsewhere.
+        """
         turn.tried.append(load.id)
-        if not turn.resendable or turn.attempts > self.options.retries:
+        if not (turn.resendable or untouched) or turn.attempts > self.options.retries:
             return False
         try:
             snapshot = self.fleet.snapshot(turn.request, turn.tried)
@@ -252,135 +258,8 @@ class Proxy:
         self.ledger.retried(reason)
         return True
 
-    # The answer
-
-    async def _relay(self, turn: Turn, lease: Lease, exchange: Exchange, send: Send) -> None:
-        status, headers = exchange.status, exchange.headers
-        good = 200 <= status < 300
-        if not good:
-            _blame(lease, status, headers)
-        turn.status, turn.phase = status, "answering"
-        window = Window()
-        out = self._response_headers(turn, to_client(headers))
-        turn.answering = True
-        await send({"type": "http.response.start", "status": status, "headers": out})
-        try:
-            while data := await exchange.read():
-                if not turn.first_byte:
-                    self._first_byte(turn, lease, good)
-                window.add(data)
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-        except UpstreamError as error:
-            await self._broken(turn, lease, error, headers, send)
-            return
-        if not turn.first_byte:
-            self._first_byte(turn, lease, good)
-        turn.complete = True
-        self._settle(turn, lease, window, headers)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    def _first_byte(self, turn: Turn, lease: Lease, good: bool) -> None:
-        turn.first_byte = self.fleet.now()
-        if good:
-            lease.first_byte()
-            if turn.dialect.name in _GENERATES:
-                self._arm.first_token(turn.first_byte - turn.started)
-
-    def _settle(self, turn: Turn, lease: Lease, window: Window, headers: Iterable[Header]) -> None:
-        """The answer is whole: what it says of itself decides whether it was one."""
-        turn.outcome = _outcome_of(turn.status)
-        if turn.outcome is not Outcome.OK or value_of(headers, b"content-encoding") not in (b"", b"identity"):
-            return  # an encoded body is relayed, not read
-        usage = turn.dialect.usage(window.first, window.last, _is_event_stream(headers))
-        turn.usage = usage
-        if usage.failed:
-            turn.outcome, turn.error = Outcome.REPLICA_ERROR, "the answer carried a failure"
-            lease.blame(Fault.FAULT)
-            return
-        lease.settle(usage)
-        expected = turn.decision.expected_cached if turn.decision else 0
-        self._arm.answered(usage, expected, self.fleet.now() - turn.first_byte)
-
-    async def _broken(
-        self, turn: Turn, lease: Lease, error: UpstreamError, headers: Iterable[Header], send: Send
-    ) -> None:
-        """The answer broke off. Where its kind allows, say so in the stream; else the connection ends uncleanly."""
-        lease.blame(Fault.FAULT)
-        late = isinstance(error, (IdleTimeout, FirstByteTimeout))
-        turn.outcome, turn.error = (Outcome.TIMEOUT if late else Outcome.TRUNCATED), str(error)
-        plain = not value_of(headers, b"content-length") and not value_of(headers, b"content-encoding")
-        if not (plain and _is_event_stream(headers)):
-            return  # returning without the last message makes the server cut the connection
-        event = turn.dialect.error_event(error.code, f"replica {lease.load.id} broke off its answer")
-        await send({"type": "http.response.body", "body": b"\n\n" + event, "more_body": False})
-
-    async def _refuse_late(self, turn: Turn, refusal: Refusal, send: Send) -> None:
-        turn.outcome, turn.error = refusal.outcome, turn.error or refusal.message
-        if turn.answering:
-            return
-        turn.status, turn.answering = refusal.status, True
-        body = turn.dialect.error(refusal.status, refusal.code, refusal.message)
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        if refusal.retry_after is not None:
-            headers.append((b"retry-after", b"%d" % max(1, round(refusal.retry_after))))
-        turn.complete = True
-        await send(
-            {"type": "http.response.start", "status": refusal.status, "headers": self._response_headers(turn, headers)}
-        )
-        await send({"type": "http.response.body", "body": body if turn.head.method != b"HEAD" else b""})
-
-    def _response_headers(self, turn: Turn, headers: list[Header]) -> list[Header]:
-        theirs = value_of(headers, b"x-request-id")
-        if theirs:
-            turn.request_id = theirs
-        else:
-            headers.append((b"x-request-id", turn.request_id))
-        if not self.options.response_headers or turn.decision is None:
-            return headers
-        decision = turn.decision
-        headers += (
-            (b"x-router-replica", printable(decision.replica or "")),
-            (b"x-router-policy", self._policy_header),
-            (b"x-router-reason", decision.reason.encode()),
-            (b"x-router-session-source", printable(turn.request.source)),
-        )
-        return headers
-
-
-async def _watch(turn: Turn, task: "asyncio.Task[Any]", receive: Receive) -> None:
-    """Notice that the client hung up, in whichever phase, and end the one task that serves it."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    if not turn.complete:
-        turn.gone = True
-        task.cancel()
-
-
-def _blame(lease: Lease, status: int, headers: Iterable[Header]) -> None:
-    if status in (429, 503):
-        lease.blame(Fault.PUSHBACK, _seconds(value_of(headers, b"retry-after")))
-    elif status >= 500:
-        lease.blame(Fault.FAULT)
-
-
-def _seconds(retry_after: bytes) -> float | None:
-    """Retry-After in its seconds form; a date is not worth a clock comparison between machines."""
-    return float(retry_after) if retry_after.isdigit() and len(retry_after) < 9 else None
-
-
-def _outcome_of(status: int) -> Outcome:
-    if status in (429, 503):
-        return Outcome.REJECTED
-    if status >= 500:
-        return Outcome.REPLICA_ERROR
-    return Outcome.CLIENT_ERROR if status >= 400 else Outcome.OK
-
 
 def _nobody(turn: Turn, error: NoReplica) -> Refusal:
     if error.reason == "empty":
         return Refusal(503, "no_replica", "no replica is known", Outcome.REJECTED, retry_after=5)
     return Refusal(503, "overloaded", "every replica is at its limit", Outcome.REJECTED, retry_after=1)
-
-
-def _is_event_stream(headers: Iterable[Header]) -> bool:
-    return value_of(headers, b"content-type").startswith(b"text/event-stream")

@@ -1,11 +1,15 @@
-"""The door: a request's body, whole where it must be read, passed through where it need not. Bounded either way."""
+"""The client's side of a request: its body, whole where it must be read, passed through where it need not; its end.
 
+Law: a body is bounded either way; from the first byte to the last, somebody notices when the client hangs up.
+"""
+
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from router.headers import Header, value_of
 from router.metrics import Outcome
-from router.turn import Gone, Refusal
+from router.turn import Gone, Refusal, Turn
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -53,3 +57,35 @@ async def _passing(receive: Receive, limit: int) -> AsyncIterator[bytes]:
 
 def _too_large(limit: int) -> Refusal:
     return Refusal(413, "body_too_large", f"the body exceeds max_body_bytes ({limit} bytes)", Outcome.CLIENT_ERROR)
+
+
+class Vigil:
+    """Notices that the client hung up, in whichever phase, and ends the one task that serves it."""
+
+    __slots__ = ("_receive", "_task", "_turn", "_watching")
+
+    def __init__(self, turn: Turn, task: "asyncio.Task[Any]", receive: Receive) -> None:
+        self._turn, self._task, self._receive = turn, task, receive
+        self._watching: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Once the body is there, or nobody wants the rest of it. Harmless when repeated."""
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+
+    async def after(self, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The same parts; the vigil begins at their end."""
+        async for part in parts:
+            yield part
+        self.begin()
+
+    def end(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self._turn.complete:
+            self._turn.gone = True
+            self._task.cancel()

@@ -59,6 +59,7 @@ class Window:
 @dataclass(slots=True, eq=False)
 class Turn:
     head: Head
+    target: bytes  # path and query as they came
     dialect: Dialect
     request_id: bytes
     started: float  # when its head was read
@@ -69,6 +70,7 @@ class Turn:
     attempts: int = 0
     status: int = 0  # what the client was told; 0 = nothing yet
     answering: bool = False  # the response head is out
+    tellable: bool = False  # the answer is one that may end in an event of ours
     complete: bool = False  # the last byte is out
     gone: bool = False  # the client hung up
     phase: str = "receiving"

@@ -4,7 +4,10 @@ from router.core.bounded import Generations
 
 _MODELS = 1024  # distinct models that a client can make us remember
 _BYTES_PER_TOKEN = (0.25, 64.0)  # outside of this a sample is an image, an error or a lie
-_RATE = (1.0, 10_000_000.0)  # tokens per second
+_SLOWEST = 1.0  # tokens per second; nothing divides by zero
+_SEED_SECONDS = 10.0  # what the seed weighs: the first minute of work outweighs it
+_MEMORY_SECONDS = 120.0  # of work remembered: a replica that slows down is known within minutes
+_BUSY_TOKENS = 2048  # owed: less than that times the overhead of a request, not prefill
 
 
 def nudge(estimate: float, sample: float, up: float = 0.1, down: float = 0.1) -> float:
@@ -38,15 +41,41 @@ class Estimates:
             self._bytes_per_token.put(model, nudge(self.bytes_per_token(model), sample))
 
 
-def prefill_rate(estimate: float, tokens: int, seconds: float) -> float:
-    """The next estimate of a replica's prefill rate after `tokens` uncached ones took `seconds` to the first byte.
+class PrefillMeter:
+    """Prefill rate of one replica: uncached tokens computed, over the time in which enough of them were owed.
 
-    The time holds queueing and the first decode step too, so a sample is a lower bound: believe
-    faster ones sooner than slower ones.
+    That quotient holds whatever order the engine works in. A single request's tokens over its time to
+    first token does not: engines share prefill among requests, so a short one overtakes the whole queue
+    and a long one pays for those that came later.
     """
-    if seconds <= 0:
-        return estimate
-    sample = tokens / seconds
-    if not _RATE[0] <= sample <= _RATE[1]:
-        return estimate
-    return nudge(estimate, sample, up=0.15, down=0.05)
+
+    __slots__ = ("_busy_since", "_seconds", "_tokens")
+
+    def __init__(self, seed: float) -> None:
+        self._seconds = _SEED_SECONDS
+        self._tokens = seed * _SEED_SECONDS
+        self._busy_since: float | None = None
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return max(self._tokens / self._seconds, _SLOWEST)
+
+    @property
+    def busy(self) -> bool:
+        return self._busy_since is not None
+
+    def owes(self, tokens: int, now: float) -> None:
+        """The queue changed to this many uncached tokens."""
+        if self._busy_since is not None:
+            self._elapsed(now - self._busy_since)
+        self._busy_since = now if tokens >= _BUSY_TOKENS else None
+
+    def computed(self, tokens: int) -> None:
+        """So much of a prompt was computed; negative takes back what was believed before the reply told."""
+        self._tokens = max(self._tokens + tokens, 0.0)
+
+    def _elapsed(self, seconds: float) -> None:
+        keep = _MEMORY_SECONDS / (_MEMORY_SECONDS + seconds)
+        self._seconds = self._seconds * keep + seconds
+        self._tokens *= keep

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from router.core.affinity import Affinity, Binding, Found
 from router.core.bound import Bound
 from router.core.decision import Decision, Held, Home, Reason, Snapshot
-from router.core.estimates import Estimates
+from router.core.estimates import Estimates, PrefillMeter
 from router.core.health import HealthRules, probed, relax
 from router.core.lease import Lease
 from router.core.pools import Pool, Pools
@@ -88,7 +88,8 @@ class Fleet:
             if known is not None:
                 known.replica = replica
                 continue
-            load = Load(replica, replica.id, prefill_rate=self.options.prefill_rate)
+            seed = self.options.prefill_rate
+            load = Load(replica, replica.id, prefill_rate=seed, meter=PrefillMeter(seed))
             load.models = frozenset({replica.model}) if replica.model else frozenset()
             self._loads[replica.id] = load
             added.append(load)
@@ -207,12 +208,12 @@ class Fleet:
 
     def _home(self, request: Request, found: Found) -> Home | None:
         binding = found.binding
+        reason = Reason.SESSION if found.named else Reason.PREFIX
         if binding is None:
             running = self.pending.get(found.session)
-            return Home(running[0].id, Reason.SESSION, 0) if running else None
+            return Home(running[0].id, reason, 0) if running else None
         load = self._loads.get(binding.replica)
         lost = load is None or load.incarnation != binding.incarnation or binding.misses >= 2
-        reason = Reason.SESSION if found.named else Reason.PREFIX
         expected, extends = self._expected(request, found)
         return Home(binding.replica, reason, 0 if lost else expected, lost, extends)
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 from xxhash import xxh3_128
@@ -62,8 +62,7 @@ class Rule:
     word: str
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(NamedTuple):
     """A name that a client gave, and the source it came from."""
 
     value: bytes
@@ -91,13 +90,13 @@ class Sources:
         put(self, "headers", frozenset(rule.header for rule in strong + hints if rule.header))
         put(self, "members", frozenset(rule.path[0] for rule in strong + hints if not rule.header))
 
-    def session(self, headers: Headers, members: Mapping[str, Raw]) -> Named | None:
-        """The first non-empty, valid strong source."""
-        return _first(self.strong_rules, self._wanted(headers), members)
-
-    def hint(self, headers: Headers, members: Mapping[str, Raw]) -> Named | None:
-        """The first non-empty, valid weak hint."""
-        return _first(self.hint_rules, self._wanted(headers), members)
+    def find(self, headers: Headers, members: Mapping[str, Raw]) -> tuple[Named | None, Named | None]:
+        """The first non-empty, valid strong source; where there is none, the first such hint."""
+        wanted = self._wanted(headers)
+        if not wanted and self.members.isdisjoint(members):
+            return None, None
+        strong = _first(self.strong_rules, wanted, members)
+        return strong, None if strong else _first(self.hint_rules, wanted, members)
 
     def by_header(self, headers: Headers) -> Named | None:
         """The session if a header names it and nothing in the body could have come first."""
@@ -110,9 +109,9 @@ class Sources:
         return frozenset(rule.word for rule in self.strong_rules + self.hint_rules) | {"conversation", "none"}
 
     def _wanted(self, headers: Headers) -> dict[bytes, list[bytes]]:
-        found: dict[bytes, list[bytes]] = {}
+        found, known = dict[bytes, list[bytes]](), self.headers
         for name, value in headers:
-            if name in self.headers:
+            if name in known:
                 found.setdefault(name, []).append(value)
         return found
 

@@ -4,7 +4,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from router.core.affinity import Binding, Found
-from router.core.estimates import prefill_rate
 from router.core.health import Fault, blame, succeeded
 from router.core.replica import Load
 from router.core.request import Request, Usage
@@ -14,15 +13,14 @@ if TYPE_CHECKING:
 
 _MISS = 0.5  # of what home should have held: below this the engine has lost the session, not a block or two
 _MISS_TOKENS = 2048  # an expectation smaller than this proves nothing
-_RATE_TOKENS = 1024  # uncached tokens from which a first byte times prefill and not overhead
 
 
 class Lease:
     """Use as a context manager. Closing is idempotent and gives back to the very load it was taken from."""
 
     __slots__ = (
-        "_ahead", "_binding", "_expected", "_first", "_fleet", "_found", "_opened", "_prompt", "_queued", "_request",
-        "closed", "load",
+        "_binding", "_expected", "_first", "_fleet", "_found", "_metered", "_prompt", "_queued", "_request",
+        "_uncached", "closed", "load",
     )  # fmt: skip
 
     def __init__(self, fleet: "Fleet", load: Load, request: Request, found: Found, prompt: int, expected: int) -> None:
@@ -31,12 +29,12 @@ class Lease:
         self._fleet, self._request, self._found = fleet, request, found
         self._prompt, self._expected = prompt, expected
         self._binding: Binding | None = None
-        self._opened = fleet.now()
         self._queued = max(prompt - expected, 0)
-        self._ahead = load.queued_tokens
         load.inflight += 1
         load.dispatched_since_scrape += 1
-        load.queued_tokens += self._queued
+        self._uncached = self._queued
+        self._owe(self._queued)
+        self._metered = load.meter is not None and load.meter.busy
         self._first = bool(found.session) and (found.binding is None or found.fork)
         if self._first:  # a provisional binding: other first turns of this session follow it
             fleet.pending.setdefault(found.session, []).append(load)
@@ -52,10 +50,9 @@ class Lease:
     def first_byte(self) -> None:
         """A success began to answer: the prompt is computed, and cached there."""
         fleet, load = self._fleet, self.load
-        if self._queued >= _RATE_TOKENS:
-            seconds = fleet.now() - self._opened
-            load.prefill_rate = prefill_rate(load.prefill_rate, self._ahead + self._queued, seconds)
         self._leave_queue()
+        if self._metered and load.meter is not None:
+            load.meter.computed(self._uncached)
         before = load.state
         succeeded(load, fleet.now())
         if load.state is not before:
@@ -68,6 +65,7 @@ class Lease:
         binding = self._binding
         if usage is None:
             return
+        self._correct(usage)
         fleet, request = self._fleet, self._request
         if usage.prompt_tokens is not None and not request.response_id:
             fleet.estimates.prompt(request.model, request.prompt_bytes, usage.prompt_tokens)
@@ -109,5 +107,20 @@ class Lease:
                 del self._fleet.pending[self._found.session]
 
     def _leave_queue(self) -> None:
-        self.load.queued_tokens -= self._queued
-        self._queued = 0
+        if self._queued:
+            self._owe(-self._queued)
+            self._queued = 0
+
+    def _owe(self, tokens: int) -> None:
+        load = self.load
+        load.queued_tokens += tokens
+        if load.meter is not None:
+            load.meter.owes(load.queued_tokens, self._fleet.now())
+            load.prefill_rate = load.meter.rate
+
+    def _correct(self, usage: Usage) -> None:
+        """The first byte was taken as proof of the uncached tokens that were expected; the engine knows better."""
+        known = usage.prompt_tokens is not None and usage.cached_tokens is not None
+        if known and self._metered and self.load.meter is not None:
+            real = max((usage.prompt_tokens or 0) - (usage.cached_tokens or 0), 0)
+            self.load.meter.computed(real - self._uncached)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from router.core.estimates import PrefillMeter
+
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -60,6 +62,7 @@ class Load:
     bound_tokens: int = 0  # contexts of the sessions at home here that are not idle
     bound_sessions: int = 0
     prefill_rate: float = 8000.0  # uncached tokens per second, learned
+    meter: PrefillMeter | None = None  # what learns it; None in a load made by hand
     incarnation: int = 0  # grows when the engine is seen to have restarted
     models: frozenset[str] = frozenset()  # empty = unknown: serves anything
     engine: str = ""  # found or configured; "" = not known yet

@@ -7,9 +7,9 @@ by the standard library's scanner, as far as it goes: engines accept some of it,
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from json.decoder import scanstring  # type: ignore[attr-defined]  # typeshed leaves it out
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,8 +27,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 _BOM = b"\xef\xbb\xbf"
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
+class Body(NamedTuple):
     """The top level of a body: its members as sent, and the elements of the list that holds the messages."""
 
     members: Mapping[str, Part]
@@ -50,7 +49,7 @@ NOTHING = Body({})
 
 def parse(body: bytes | bytearray | memoryview, listed: str, extra: frozenset[str]) -> Body:
     """The members named in MEMBERS and `extra`; `listed` is the one that is read as a list ("" for none)."""
-    if not bytes(body[:256]).lstrip(b" \t\r\n\xef\xbb\xbf").startswith(b"{"):
+    if body[:1] != b"{" and not bytes(body[:256]).lstrip(b" \t\r\n\xef\xbb\xbf").startswith(b"{"):
         return NOTHING
     try:
         return _strict(body, listed, extra)

@@ -1,12 +1,12 @@
 """From the raw spans of a body to a `Request`: the part that all families share."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from router.core.chain import Chain, Front, Part, Turns, is_marked, over_messages, over_text
+from router.core.chain import Chain, Front, Part, Turns, over_messages, over_text
 from router.core.keys import Named, Sources, hint_key, ring_key, session_key
 from router.core.request import Request
 from router.dialects.body import Body, elements, parse
@@ -22,31 +22,24 @@ class _Role(msgspec.Struct, gc=False):
     role: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """A request half read: its spans are known, its chain is the dialect's to make."""
 
     dialect: str
     head: Head
-    body: bytes | bytearray
+    body_bytes: int
     found: Body
     sources: Sources
-
-    @property
-    def scope(self) -> tuple[bytes, ...]:
-        """What separates two prompts, or two sessions, of equal text: model, salt, LoRA. Absent is empty."""
-        members = self.found.members
-        model = self.found.text("model").encode("utf-8", "surrogatepass")
-        lora = bytes(members.get("lora_path", b"")) + bytes(members.get("lora", b""))
-        return (model, bytes(members.get("cache_salt", b"")), lora)
+    model: str
+    scope: tuple[bytes, ...]  # what separates prompts, and sessions, of equal text: model, salt, LoRA
 
     def front(self, *system: str) -> Front:
+        """Link 0 of a chat. `system` names the members that hold what is said before the messages."""
         members = self.found.members
-        tools = _joined([members[name] for name in ("tools", "functions") if name in members])
-        return Front(self.scope, tools, _joined([members[name] for name in system if name in members]))
+        return Front(self.scope, _joined(members, ("tools", "functions")), _joined(members, system))
 
     def over_messages(self, front: Front, messages: Sequence[Part]) -> Chain:
-        return over_messages(front, turns_of(messages), is_marked(self.body))
+        return over_messages(front, turns_of(messages))
 
     def over_prompt(self, *names: str) -> Chain:
         """A chain over the first of these members that is there, in blocks of its raw bytes, brackets left out."""
@@ -55,13 +48,19 @@ class Reading:
 
     def request(self, chain: Chain, response_id: str = "", named: Named | None = None) -> Request:
         """`named`: what the path says of the session; it is tried after the strong sources."""
-        headers, members = self.head.headers, self.found.members
-        strong = self.sources.session(headers, members) or named
-        session = session_key(self.scope, strong.value) if strong else 0
-        key, source = (ring_key(session), strong.word) if strong else self._start(chain)
+        strong, hint = self.sources.find(self.head.headers, self.found.members)
+        strong = strong or named
+        session, key, source = 0, 0, "none"
+        if strong:
+            session, source = session_key(self.scope, strong.value), strong.word
+            key = ring_key(session)
+        elif hint:
+            key, source = hint_key(self.scope, hint.value), hint.word
+        elif chain.links:
+            key, source = ring_key(chain.links[chain.opening]), "conversation"
         return Request(
             dialect=self.dialect,
-            model=self.found.text("model"),
+            model=self.model,
             session=session,
             source=source,
             key=key,
@@ -69,26 +68,21 @@ class Reading:
             sizes=chain.sizes,
             opening=chain.opening,
             stable=chain.stable,
-            body_bytes=len(self.body) or declared_bytes(self.head),
+            body_bytes=self.body_bytes or declared_bytes(self.head),
             response_id=response_id,
-            stream=members.get("stream", b"") == b"true",
+            stream=self.found.members.get("stream", b"") == b"true",
         )
-
-    def _start(self, chain: Chain) -> tuple[int, str]:
-        """Where the ring starts for a conversation that nobody named, and who says so."""
-        if hint := self.sources.hint(self.head.headers, self.found.members):
-            return hint_key(self.scope, hint.value), hint.word
-        if chain.links:
-            return ring_key(chain.links[chain.opening]), "conversation"
-        return 0, "none"
 
 
 def reading(
     dialect: str, head: Head, body: bytes | bytearray | memoryview, sources: Sources, listed: str = ""
 ) -> Reading:
     """Parse a body once. `listed` is the member that holds the list of messages."""
-    whole = bytes(body) if isinstance(body, memoryview) else body
-    return Reading(dialect, head, whole, parse(whole, listed, sources.members), sources)
+    found = parse(body, listed, sources.members)
+    model = found.text("model")
+    lora = bytes(_joined(found.members, ("lora_path", "lora")))
+    scope = (model.encode("utf-8", "surrogatepass"), bytes(found.members.get("cache_salt", b"")), lora)
+    return Reading(dialect, head, len(body), found, sources, model, scope)
 
 
 def by_header(dialect: str, head: Head, sources: Sources, body_bytes: int) -> Request | None:
@@ -141,5 +135,6 @@ def _role(message: Part) -> str:
         return ""
 
 
-def _joined(parts: Sequence[Part]) -> Part:
+def _joined(members: Mapping[str, Part], names: Sequence[str]) -> Part:
+    parts = [members[name] for name in names if name in members]
     return parts[0] if len(parts) == 1 else b"".join(parts)

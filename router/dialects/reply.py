@@ -62,7 +62,7 @@ def tally(windows: tuple[bytes, bytes], event_stream: bool, note: Note, at_head:
     """Let `note` see the events that matter. `at_head`: this family also says something in its first events."""
     first, last = windows
     result = Tally()
-    if not event_stream or last.lstrip()[:1] == b"{":
+    if not event_stream or first.lstrip()[:1] == b"{":  # announced as a stream, answered as an object
         _whole(last, result, note)
         return result
     if at_head:

@@ -32,7 +32,6 @@ class Owner(Protocol):
     timeouts: Timeouts
     buffer_bytes: int
 
-    def opened(self, connection: "Connection") -> None: ...
     def finished(self, connection: "Connection") -> None: ...
     def dropped(self, connection: "Connection") -> None: ...
     def lost(self, connection: "Connection") -> None: ...
@@ -146,7 +145,6 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._parser = HttpResponseParser(self)
         self.born = self._loop.time()
-        self._owner.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.drop(self.death(str(exc or "connection closed")))

@@ -84,6 +84,15 @@ class Pool:
         await exchange.answered()
         return exchange
 
+    async def retire(self) -> None:
+        """Its replica left: send nothing new, keep nothing idle, return when what runs has ended."""
+        self._closed = True
+        for connection in tuple(self._idle):
+            connection.drop(None)
+        if self._sockets:
+            self._emptied = asyncio.Event()
+            await self._emptied.wait()
+
     async def aclose(self) -> None:
         """Abort everything, wait until the sockets are gone."""
         self._closed = True
@@ -92,7 +101,7 @@ class Pool:
             self._timer = None
         if not self._sockets:
             return
-        self._emptied = asyncio.Event()
+        self._emptied = self._emptied or asyncio.Event()
         for connection in tuple(self._sockets):
             connection.drop(connection.death("the pool was closed"))
         await self._emptied.wait()
@@ -138,6 +147,7 @@ class Pool:
         if self._closed or not connection.usable:
             connection.drop(None)
             raise NeverSent("closed while connecting")
+        self._sockets.add(connection)  # not sooner: uvloop tells a cancelled one that it was made, not that it was lost
         return connection
 
     async def _dial(self, loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
@@ -155,14 +165,13 @@ class Pool:
 
     # What connections report.
 
-    def opened(self, connection: Connection) -> None:
-        self._sockets.add(connection)
-
     def finished(self, connection: Connection) -> None:
         self._open.discard(connection)
         now = asyncio.get_running_loop().time()
         connection.usable_until = min(now + self._idle_expiry, connection.born + self._max_age)
         self._idle.append(connection)
+        if self._closed:
+            connection.drop(None)
 
     def dropped(self, connection: Connection) -> None:
         self._open.discard(connection)

@@ -1,0 +1,167 @@
+"""The way back: a replica's reply relayed as it comes, or an error of our own in the caller's dialect.
+
+Law: bytes pass untouched; an answer that broke off never looks as if it had ended.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, Protocol
+
+from router.core.health import Fault
+from router.core.lease import Lease
+from router.core.request import Usage
+from router.headers import Header, printable, to_client, value_of
+from router.metrics import Outcome
+from router.turn import Refusal, Turn, Window
+from router.upstream import Exchange, FirstByteTimeout, IdleTimeout, UpstreamError
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_GENERATES = frozenset(
+    ("chat", "completions", "responses", "messages", "generate")
+)  # whose first byte is a first token
+_BODILESS = (204, 304)
+_LAST_WORD_SECONDS = 1.0  # for a client that may have stopped reading: it gets the cut instead
+
+
+class Counts(Protocol):
+    """What the ledger wants to know of an answer."""
+
+    def first_token(self, seconds: float) -> None: ...
+    def answered(self, usage: Usage, expected: int, seconds_after_first: float) -> None: ...
+
+
+class Answers:
+    """How clients are answered. `shown` is the policy's name for the x-router-* fields; "" leaves them out."""
+
+    def __init__(self, clock: Callable[[], float], counts: Counts, shown: str) -> None:
+        self._now, self._counts, self._shown = clock, counts, printable(shown)
+
+    async def relay(self, turn: Turn, lease: Lease, exchange: Exchange, send: Send) -> None:
+        status, headers = exchange.status, exchange.headers
+        good = 200 <= status < 300
+        if not good:
+            blame(lease, status, headers)
+        turn.status, turn.phase = status, "answering"
+        turn.tellable = _may_end_in_an_event(headers)
+        window = Window()
+        out = self._fields(turn, to_client(headers, bodiless=status in _BODILESS))
+        turn.answering = True
+        await send({"type": "http.response.start", "status": status, "headers": out})
+        try:
+            while data := await exchange.read():
+                if not turn.first_byte:
+                    self._first_byte(turn, lease, good)
+                window.add(data)
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except UpstreamError as error:
+            await self._broken(turn, lease, error, send)
+            return
+        if not turn.first_byte:
+            self._first_byte(turn, lease, good)
+        turn.complete = True
+        self._settle(turn, lease, window, headers)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def refuse(self, turn: Turn, refusal: Refusal, send: Send) -> None:
+        """An error of our own; where an answer has begun, its last word."""
+        turn.outcome, turn.error = refusal.outcome, turn.error or refusal.message
+        if turn.answering:
+            await self._break_off(turn, refusal.code, refusal.message, send)
+            return
+        turn.status, turn.answering = refusal.status, True
+        body = turn.dialect.error(refusal.status, refusal.code, refusal.message)
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        if refusal.retry_after is not None:
+            headers.append((b"retry-after", b"%d" % max(1, round(refusal.retry_after))))
+        turn.complete = True
+        await send({"type": "http.response.start", "status": refusal.status, "headers": self._fields(turn, headers)})
+        await send({"type": "http.response.body", "body": body if turn.head.method != b"HEAD" else b""})
+
+    def _first_byte(self, turn: Turn, lease: Lease, good: bool) -> None:
+        turn.first_byte = self._now()
+        if good:
+            lease.first_byte()
+            if turn.dialect.name in _GENERATES:
+                self._counts.first_token(turn.first_byte - turn.started)
+
+    def _settle(self, turn: Turn, lease: Lease, window: Window, headers: Iterable[Header]) -> None:
+        """The answer is whole: what it says of itself decides whether it was one."""
+        turn.outcome = _outcome_of(turn.status)
+        if turn.outcome is not Outcome.OK or value_of(headers, b"content-encoding") not in (b"", b"identity"):
+            return  # an encoded body is relayed, not read
+        usage = turn.dialect.usage(window.first, window.last, _is_event_stream(headers))
+        turn.usage = usage
+        if usage.failed:
+            turn.outcome, turn.error = Outcome.REPLICA_ERROR, "the answer carried a failure"
+            lease.blame(Fault.FAULT)
+            return
+        lease.settle(usage)
+        expected = turn.decision.expected_cached if turn.decision else 0
+        self._counts.answered(usage, expected, self._now() - turn.first_byte)
+
+    async def _broken(self, turn: Turn, lease: Lease, error: UpstreamError, send: Send) -> None:
+        lease.blame(Fault.FAULT)
+        late = isinstance(error, (IdleTimeout, FirstByteTimeout))
+        turn.outcome, turn.error = (Outcome.TIMEOUT if late else Outcome.TRUNCATED), str(error)
+        await self._break_off(turn, error.code, f"replica {lease.load.id} broke off its answer", send)
+
+    async def _break_off(self, turn: Turn, code: str, message: str, send: Send) -> None:
+        """Where the answer's kind allows, say so in it; else nothing, and the server cuts the connection."""
+        if not turn.tellable or turn.complete:
+            return
+        turn.complete = True
+        event = b"\n\n" + turn.dialect.error_event(code, message)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORD_SECONDS):
+                await send({"type": "http.response.body", "body": event, "more_body": False})
+
+    def _fields(self, turn: Turn, headers: list[Header]) -> list[Header]:
+        theirs = value_of(headers, b"x-request-id")
+        if theirs:
+            turn.request_id = theirs
+        else:
+            headers.append((b"x-request-id", turn.request_id))
+        decision = turn.decision
+        if not self._shown or decision is None:
+            return headers
+        headers += (
+            (b"x-router-replica", printable(decision.replica or "")),
+            (b"x-router-policy", self._shown),
+            (b"x-router-reason", decision.reason.encode()),
+            (b"x-router-session-source", printable(turn.request.source)),
+        )
+        return headers
+
+
+def blame(lease: Lease, status: int, headers: Iterable[Header]) -> None:
+    """What a status says of the replica's health."""
+    if status in (429, 503):
+        lease.blame(Fault.PUSHBACK, _seconds(value_of(headers, b"retry-after")))
+    elif status >= 500:
+        lease.blame(Fault.FAULT)
+
+
+def _seconds(retry_after: bytes) -> float | None:
+    """Retry-After in its seconds form; a date is not worth a clock comparison between machines."""
+    return float(retry_after) if retry_after.isdigit() and len(retry_after) < 9 else None
+
+
+def _outcome_of(status: int) -> Outcome:
+    if status in (429, 503):
+        return Outcome.REJECTED
+    if status >= 500:
+        return Outcome.REPLICA_ERROR
+    return Outcome.CLIENT_ERROR if status >= 400 else Outcome.OK
+
+
+def _is_event_stream(headers: Iterable[Header]) -> bool:
+    return value_of(headers, b"content-type").startswith(b"text/event-stream")
+
+
+def _may_end_in_an_event(headers: Iterable[Header]) -> bool:
+    """Events of our own fit only where no length was announced and no encoding runs."""
+    if value_of(headers, b"content-length") or value_of(headers, b"content-encoding"):
+        return False
+    return _is_event_stream(headers)
