@@ -1,6 +1,7 @@
 """`make demo` end to end, made short: it plays, or it says what broke, and it leaves nothing behind."""
 
 import io
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,7 @@ from bench.demo import Broken, Scene, main, outcome, play
 from bench.fleet import running_fleet
 from bench.report import Sample, figures
 
-SHORT = Scene(arms=("locality",), replicas=2, agents=4, wall_seconds=2.0, warm_up=0.0, time_scale=200.0)
+SHORT = Scene(arms=("locality",), replicas=2, agents=4, capacity=9.0, wall_seconds=2.0, warm_up=0.0, time_scale=200.0)
 
 
 def test_an_arm_is_played_through_the_real_router() -> None:
@@ -45,8 +46,13 @@ def test_the_fleet_ends_with_the_process_that_started_it() -> None:
 
 
 def test_a_fleet_that_cannot_start_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="did not start"), running_fleet(["--base-port", "1"]):
-        pass
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with (
+            pytest.raises(RuntimeError, match="did not start"),
+            running_fleet(["--replicas", "1", "--base-port", port]),
+        ):
+            pass
 
 
 def test_the_table_compares_the_last_arm_with_the_first() -> None:
