@@ -18,6 +18,7 @@ class Sample:
     first_token: float  # seconds from sending to the first token
     duration: float  # and to the last
     replica: str = ""
+    waited: float = 0.0  # held by admission before it was sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,15 @@ class Figures:
     imbalance: float  # requests of the busiest replica over the mean; 1 = even
     prompt_tokens: int
     per_replica: dict[str, int]
+    held: int = 0  # requests that admission held
+    wait_p95: float = 0.0  # seconds, of those held
+    wait_max: float = 0.0
 
 
 def figures(samples: Sequence[Sample], errors: int, seconds: float, replicas: int = 0) -> Figures:
     """`seconds` is how long the run lasted; `replicas` counts those too that got nothing."""
     ttft = sorted(sample.first_token for sample in samples)
+    waits = sorted(sample.waited for sample in samples if sample.waited > 0)
     prompt = sum(sample.prompt_tokens for sample in samples)
     later = sum(max(0, sample.output_tokens - 1) for sample in samples)
     decoding = sum(sample.duration - sample.first_token for sample in samples if sample.output_tokens > 1)
@@ -58,6 +63,9 @@ def figures(samples: Sequence[Sample], errors: int, seconds: float, replicas: in
         imbalance=_imbalance(spread, replicas),
         prompt_tokens=prompt,
         per_replica=dict(sorted(spread.items())),
+        held=len(waits),
+        wait_p95=quantile(waits, 0.95) if waits else 0.0,
+        wait_max=waits[-1] if waits else 0.0,
     )
 
 

@@ -9,6 +9,7 @@ import heapq
 import json
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -18,6 +19,7 @@ from rich.console import Console
 from bench.model import Engine, EngineOptions, Event, Job, Stage
 from bench.report import Figures, Sample, figures, show
 from bench.traces import BLOCK_TOKENS, Prompted, Session, claude_sessions, prompts
+from router.core.admission import AdmissionOptions
 from router.core.decision import Policy, decide
 from router.core.fleet import Fleet, FleetOptions
 from router.core.lease import Lease
@@ -37,7 +39,10 @@ class SimulationOptions:
     policy_options: dict[str, Any] = field(default_factory=dict)
     replicas: int = 4
     lanes: int = 128  # agents at work at one time
-    prefill_rate: float = 12_000.0  # tokens per second of one replica; the router has to find out
+    prefill_rate: float = 8_000.0  # tokens per second of one replica
+    seed_rate: float = 12_000.0  # what the router believes at first; it has to find out
+    admission: bool = False
+    admission_options: dict[str, float] = field(default_factory=dict)
     quantum_tokens: int = 2_048  # vLLM's chunk; 0 = prefill first come, first served
     capacity: float = 1.25  # KV of the whole fleet over the contexts alive: enough, if nothing is kept twice
     scrape_interval: float = 1.0  # the router's default
@@ -61,6 +66,8 @@ class _Lane:
     first_at: float = 0.0
     lease: Lease | None = None
     engine: str = ""
+    held_since: float | None = None
+    waited: float = 0.0
 
 
 class Simulation:
@@ -77,10 +84,12 @@ class Simulation:
             quantum_tokens=options.quantum_tokens,
         )
         self._engines = {f"replica-{number}": Engine(engine) for number in range(options.replicas)}
-        self.fleet = Fleet(lambda: self.now, FleetOptions())  # as deployed: the rate has to be learned
+        admission = AdmissionOptions(**options.admission_options) if options.admission else None
+        self.fleet = Fleet(lambda: self.now, FleetOptions(prefill_rate=options.seed_rate, admission=admission))
         self.fleet.update(Replica(name, f"http://{name}") for name in self._engines)
         for load in self.fleet.loads.values():
             self.fleet.probed(load, True)
+        self._waiting: deque[_Lane] = deque()
         self._order = sorted(sessions, key=lambda session: mix(options.seed, session.id))
         self._taken = 0
         self._steps = 0
@@ -141,13 +150,38 @@ class Simulation:
             for event in engine.advance(self.now):
                 self._hear(event)
             self.fleet.observe(self.fleet.loads[name], engine.signals())
+        self._wake()
         self._at(self.now + self.options.scrape_interval, None)
 
     def _send(self, lane: _Lane) -> None:
+        """A turn arrives: it is sent, or waits for room as in the proxy's waiting room."""
+        if not self._dispatch(lane, first=False):
+            lane.held_since = self.now
+            self._waiting.append(lane)
+            self._tell_waiting()
+
+    def _wake(self) -> None:
+        """Room may have been made: the first in line tries, and after it the next."""
+        while self._waiting:
+            lane = self._waiting[0]
+            assert lane.held_since is not None
+            lane.waited = self.now - lane.held_since
+            if not self._dispatch(lane, first=True):
+                return
+            self._waiting.popleft()
+            lane.held_since = None
+            self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        if self.fleet.admission is not None:
+            self.fleet.admission.first_waiting_since = self._waiting[0].held_since if self._waiting else None
+
+    def _dispatch(self, lane: _Lane, *, first: bool) -> bool:
         request = self._request(lane)
-        snapshot = self.fleet.snapshot(request)
+        snapshot = self.fleet.snapshot(request, first=first)
         decision = decide(self._policy, request, snapshot)
-        assert decision.replica is not None
+        if decision.replica is None:
+            return False
         lane.lease = self.fleet.lease(request, decision)
         lane.engine, lane.sent_at = decision.replica, self.now
         turn = lane.ready.turn
@@ -158,8 +192,9 @@ class Simulation:
             lane.lease.close()
             self.refused += 1
             self._next_turn(lane, give_up=True)
-            return
+            return True
         self._running[job] = lane
+        return True
 
     def _request(self, lane: _Lane) -> Request:
         size = 4 * lane.ready.turn.prompt_tokens
@@ -196,8 +231,10 @@ class Simulation:
         if event.at >= self.options.warm_up:
             first, whole = lane.first_at - lane.sent_at, event.at - lane.sent_at
             tokens = (event.job.prompt_tokens, event.cached_tokens, event.job.output_tokens)
-            self.samples.append(Sample(*tokens, first, whole, lane.engine))
+            self.samples.append(Sample(*tokens, first, whole, lane.engine, lane.waited))
+        lane.waited = 0.0
         self._next_turn(lane)
+        self._wake()
 
     def _next_turn(self, lane: _Lane, give_up: bool = False) -> None:
         ready = None if give_up else next(lane.script, None)

@@ -3,6 +3,7 @@
 The rooms, in the order a request walks through them:
 
     proxy       one request: read, choose, forward, settle. Raw ASGI, no framework.
+    answer      the way back: a replica's reply as it comes, or an error of our own in the caller's dialect.
     dialects/   where messages, tools, ids, usage and errors live in each API family. Pure.
     core/       request, ring, affinity, fleet, cost, decision. Pure; `Fleet` is the only mutable object.
     policies/   which replica: one file each, one method each. Pure.

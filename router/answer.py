@@ -22,6 +22,7 @@ _GENERATES = frozenset(
     ("chat", "completions", "responses", "messages", "generate")
 )  # whose first byte is a first token
 _BODILESS = (204, 304)
+_NOT_IMPLEMENTED = 501  # what an engine is, not how it is: llama.cpp's word for an API that it was started without
 _LAST_WORD_SECONDS = 1.0  # for a client that may have stopped reading: it gets the cut instead
 
 
@@ -89,8 +90,11 @@ class Answers:
     def _settle(self, turn: Turn, lease: Lease, window: Window, headers: Iterable[Header]) -> None:
         """The answer is whole: what it says of itself decides whether it was one."""
         turn.outcome = _outcome_of(turn.status)
-        if turn.outcome is not Outcome.OK or value_of(headers, b"content-encoding") not in (b"", b"identity"):
-            return  # an encoded body is relayed, not read
+        if turn.outcome is not Outcome.OK:
+            return
+        if value_of(headers, b"content-encoding") not in (b"", b"identity"):
+            lease.settle(None)  # an encoded body is relayed, not read
+            return
         usage = turn.dialect.usage(window.first, window.last, _is_event_stream(headers))
         turn.usage = usage
         if usage.failed:
@@ -139,7 +143,7 @@ def blame(lease: Lease, status: int, headers: Iterable[Header]) -> None:
     """What a status says of the replica's health."""
     if status in (429, 503):
         lease.blame(Fault.PUSHBACK, _seconds(value_of(headers, b"retry-after")))
-    elif status >= 500:
+    elif status >= 500 and status != _NOT_IMPLEMENTED:
         lease.blame(Fault.FAULT)
 
 
@@ -151,7 +155,7 @@ def _seconds(retry_after: bytes) -> float | None:
 def _outcome_of(status: int) -> Outcome:
     if status in (429, 503):
         return Outcome.REJECTED
-    if status >= 500:
+    if status >= 500 and status != _NOT_IMPLEMENTED:
         return Outcome.REPLICA_ERROR
     return Outcome.CLIENT_ERROR if status >= 400 else Outcome.OK
 

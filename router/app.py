@@ -34,7 +34,8 @@ class Router:
         self.ledger = Ledger(self.fleet)
         policy = load_policy(settings.policy, _policy_options(settings))
         sources = Sources(tuple(settings.session_sources), tuple(settings.session_hints))
-        self.upstreams = _Upstreams(settings)
+        tls = _ssl_context(settings)  # one for all: reading the system's authorities takes 70 ms
+        self.upstreams = _Upstreams(settings, tls)
         self._log = AccessLog(settings.log_level, settings.log_format, sys.stderr.write)
         self.proxy = Proxy(
             self.fleet,
@@ -45,7 +46,7 @@ class Router:
             _proxy_options(settings),
             self._log,
         )
-        self._client = control_client(_ssl_context(settings))
+        self._client = control_client(tls)
         self.watch = Watch(
             self.fleet,
             [parse_source(text) for text in settings.replicas],
@@ -118,9 +119,9 @@ class Router:
 class _Upstreams:
     """One pool per replica, opened and closed as replicas come and go."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, tls: ssl.SSLContext) -> None:
         self._timeouts = Timeouts(settings.connect_timeout, settings.first_byte_timeout, settings.idle_timeout)
-        self._ssl = _ssl_context(settings)
+        self._ssl = tls
         self._default_key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key else ""
         self._pools: dict[Load, tuple[Pool, bytes]] = {}
         self._leaving: set[asyncio.Task[None]] = set()

@@ -138,7 +138,7 @@ class Proxy:
             await self._attempts(turn, vigil, send)
         except Refusal as refusal:
             await self._answers.refuse(turn, refusal, send)
-        except Gone:
+        except (Gone, OSError):  # what some servers raise where a client cannot be written to; replicas' are wrapped
             turn.gone, turn.outcome = True, Outcome.CLIENT_GONE
         except asyncio.CancelledError:
             if not turn.gone:  # the server's own cancellation, or the total timeout
@@ -155,6 +155,8 @@ class Proxy:
             raise Refusal(503, "overloaded", "too many requests are in flight", Outcome.REJECTED, retry_after=1)
         if is_websocket(turn.head.headers):
             raise Refusal(501, "upgrade_not_supported", "WebSocket is not carried", Outcome.CLIENT_ERROR)
+        if value_of(turn.head.headers, b"transfer-encoding").lower() not in (b"", b"chunked"):
+            raise Refusal(400, "bad_request", "no transfer coding but chunked is carried", Outcome.CLIENT_ERROR)
         self._budget.deposit()
 
     def _read(self, turn: Turn) -> None:
@@ -181,7 +183,7 @@ class Proxy:
                 raise Refusal(
                     503, "overloaded", "no replica has room for a new session", Outcome.REJECTED, retry_after=5
                 )
-            turn.decision = decision
+            turn.decision, turn.pinned = decision, bool(snapshot.pinned)
             with self.fleet.lease(turn.request, decision) as lease:
                 self._count(turn, decision)
                 again = await self._attempt(turn, lease, vigil, send)
@@ -228,8 +230,7 @@ class Proxy:
             lease.blame(Fault.UNREACHED)
             if self._may_go_elsewhere(turn, lease.load, "unreached", untouched=True):
                 return True
-            everybody = len(turn.tried) >= len(self.fleet.loads)
-            status, code = (503, "no_replica") if everybody else (502, "replica_failed")
+            status, code = (502, "replica_failed") if self._is_anybody_left(turn) else (503, "no_replica")
             raise Refusal(
                 status, code, f"replica {lease.load.id} cannot be reached", Outcome.REPLICA_ERROR, retry_after=1
             )
@@ -244,18 +245,21 @@ class Proxy:
         `untouched`: nothing of the body was taken, so even one that is passed through can go elsewhere.
         """
         turn.tried.append(load.id)
-        if not (turn.resendable or untouched) or turn.attempts > self.options.retries:
+        if turn.pinned or not (turn.resendable or untouched) or turn.attempts > self.options.retries:
             return False
-        try:
-            snapshot = self.fleet.snapshot(turn.request, turn.tried)
-        except NoReplica:
-            return False
-        if snapshot.pinned and snapshot.pinned in turn.tried:
+        if not self._is_anybody_left(turn):
             return False
         if not self._budget.withdraw():
             self.ledger.retry_refused()
             return False
         self.ledger.retried(reason)
+        return True
+
+    def _is_anybody_left(self, turn: Turn) -> bool:
+        try:
+            self.fleet.snapshot(turn.request, turn.tried)
+        except NoReplica:
+            return False
         return True
 
 

@@ -66,6 +66,7 @@ class Turn:
     body: tuple[Buffer, ...] | AsyncIterator[Buffer] = ()
     request: Request = field(default_factory=lambda: Request("other"))
     decision: Decision | None = None
+    pinned: bool = False  # state on a replica forces that one: elsewhere it would mean nothing
     tried: list[str] = field(default_factory=list)  # replicas that did not take it
     attempts: int = 0
     status: int = 0  # what the client was told; 0 = nothing yet

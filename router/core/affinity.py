@@ -23,6 +23,7 @@ class Binding:
     tail: int = 0  # last link of its last request
     seen: float = 0.0
     misses: int = 0  # replies in a row whose cached tokens fell far short of what home should have held
+    kind: str = "unknown"  # how its last turn ended: tool, end, unknown
     counted: bool = False  # part of its home's bound tokens now
 
 

@@ -1,7 +1,7 @@
 """How much context is bound to each replica by sessions that are not idle: the working set, by arithmetic alone."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from router.core.affinity import Binding
 from router.core.replica import Load
@@ -35,14 +35,15 @@ class Bound:
             del self._active[binding.session]
             self._add(binding, -1, loads)
 
-    def age(self, now: float, loads: Mapping[str, Load]) -> None:
-        """Let go of those that have been idle for too long."""
+    def age(self, now: float, loads: Mapping[str, Load]) -> Iterator[Binding]:
+        """Let go of those that have been idle for too long, and tell who they are."""
         oldest = now - self._idle_window
         while self._active:
             binding = next(iter(self._active.values()))
             if binding.seen > oldest:
                 return
             self.forget(binding, loads)
+            yield binding
 
     def leave(self, load: Load) -> None:
         """The replica left the fleet: what was bound to it no longer counts."""

@@ -65,6 +65,7 @@ class Snapshot:
     pinned: str = ""  # state on the replica forces this one (previous_response_id)
     panic: bool = False  # nobody is healthy: `loads` are the least bad
     passed_over: tuple[tuple[str, str], ...] = ()  # (replica, why) for members that are not eligible
+    hold: bool = False  # admission: no replica has room for this session now
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,12 @@ def expected(snapshot: Snapshot, replica: str) -> int:
 
 
 def decide(policy: Policy, request: Request, snapshot: Snapshot) -> Decision:
-    """Ask the policy, unless state on a replica has already decided. In a panic the reason says so, whoever chose."""
+    """Ask the policy, unless admission holds or state on a replica has already decided.
+
+    In a panic the reason says so, whoever chose.
+    """
+    if snapshot.hold:
+        return Decision(None, Reason.HOLD)
     if snapshot.pinned:
         held = snapshot.home.expected_cached if snapshot.home and snapshot.home.replica == snapshot.pinned else 0
         return Decision(snapshot.pinned, Reason.RESPONSE, held)

@@ -7,6 +7,7 @@ snapshot and its lease is atomic in one event loop.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from router.core.admission import Admission, AdmissionOptions
 from router.core.affinity import Affinity, Binding, Found
 from router.core.bound import Bound
 from router.core.decision import Decision, Held, Home, Reason, Snapshot
@@ -28,6 +29,7 @@ class FleetOptions:
     mean_context: float = 122_000.0  # tokens: the mean of real agent sessions, until sessions of our own are bound
     kv_capacity_tokens: float | None = None  # where the engine does not say
     max_inflight: int | None = None  # per replica
+    admission: AdmissionOptions | None = None  # None: off
     health: HealthRules = field(default_factory=HealthRules)
 
 
@@ -46,6 +48,7 @@ class Fleet:
         self.estimates = Estimates(self.options.bytes_per_token)
         self.affinity = Affinity(self.options.max_sessions, self.options.max_prefixes)
         self.bound = Bound(self.options.idle_window, self.options.mean_context)
+        self.admission = Admission(self.options.admission) if self.options.admission is not None else None
         self.pending: dict[int, list[Load]] = {}  # session without a binding → where its open leases run
         self._loads: dict[str, Load] = {}
         self._pools = Pools()
@@ -80,7 +83,7 @@ class Fleet:
         wanted = {replica.id: replica for replica in replicas}
         removed = [load for load in self._loads.values() if self._is_gone(load, wanted)]
         for load in removed:
-            self.bound.leave(load)
+            self._lost(load)
             del self._loads[load.id]
         added: list[Load] = []
         for replica in wanted.values():
@@ -111,10 +114,16 @@ class Fleet:
         )
         if restarted:
             load.incarnation += 1
-            self.bound.leave(load)
+            self._lost(load)
         load.signals, load.signals_at = signals, self.now()
         load.dispatched_since_scrape = 0
         return restarted
+
+    def _lost(self, load: Load) -> None:
+        """What was cached there is gone."""
+        self.bound.leave(load)
+        if self.admission is not None:
+            self.admission.gone(load)
 
     def probed(self, load: Load, ok: bool | None) -> None:
         """An active probe's verdict; None is "no answer in time", which alone says little of a busy engine."""
@@ -147,10 +156,13 @@ class Fleet:
 
     # One request
 
-    def snapshot(self, request: Request, excluding: Collection[str] = ()) -> Snapshot:
-        """The fleet as this request may see it. Raises NoReplica."""
+    def snapshot(self, request: Request, excluding: Collection[str] = (), *, first: bool = False) -> Snapshot:
+        """The fleet as this request may see it. Raises NoReplica.
+
+        `first`: it is the first in the waiting room.
+        """
         now = self.now()
-        self.bound.age(now, self._loads)
+        self._age(now)
         if now >= self._relax_at:
             for load in self._loads.values():
                 relax(load, now)
@@ -160,6 +172,14 @@ class Fleet:
             raise NoReplica("empty")
         loads, by_id, passed_over = self._may_serve(pool, excluding)
         found = self.affinity.find(request)
+        prompt = self._prompt(request, found)
+        hold = False
+        room = self._room(found, prompt, loads, now, first)
+        if room is not None:
+            hold = not room
+            passed_over += tuple((load.id, "full") for load in loads if load.id not in room and not hold)
+            loads = tuple(load for load in loads if hold or load.id in room)
+            by_id = {load.id: load for load in loads}
         return Snapshot(
             now,
             self._tick,
@@ -168,11 +188,12 @@ class Fleet:
             pool.ring,
             self._home(request, found),
             self._held(request, found),
-            self._prompt(request, found),
+            prompt,
             self.bound.mean_context,
             self._pinned(request, by_id),
             pool.panic,
             passed_over,
+            hold,
         )
 
     def lease(self, request: Request, decision: Decision) -> Lease:
@@ -190,6 +211,20 @@ class Fleet:
         if request.response_id and found.binding is not None:
             tokens += found.binding.context
         return tokens
+
+    def _age(self, now: float) -> None:
+        for binding in self.bound.age(now, self._loads):
+            if self.admission is not None:
+                self.admission.leave(binding.session)
+                self.admission.stayed_away(binding.kind)
+
+    def _room(
+        self, found: Found, prompt: int, loads: tuple[Load, ...], now: float, first: bool
+    ) -> frozenset[str] | None:
+        """Replicas with room for the session; None where admission has no say."""
+        if self.admission is None or not found.session:
+            return None
+        return self.admission.room(found.session, prompt, loads, now, first=first)
 
     def _may_serve(
         self, pool: Pool, excluding: Collection[str]
@@ -262,6 +297,8 @@ class Fleet:
             binding.root, binding.tail = request.chain[0], request.chain[-1]
         for gone in self.affinity.put(binding, request, found.known):
             self.bound.forget(gone, self._loads)
+            if self.admission is not None:
+                self.admission.leave(gone.session)
         self.bound.count(binding, context, self._loads)
         return binding
 

@@ -5,7 +5,8 @@
     reset, garbage, 5xx, first byte or idle timeout          FAULT        ejected after `eject_after` in a row
     429, 503                                                 PUSHBACK     cooling, for Retry-After or a second
     other 4xx, the client hung up                            (nothing)    neutral
-    a success                                                (nothing)    clears all of it
+    a success begins to answer                               (nothing)    back at once, on trial
+    a success ends                                           (nothing)    clears all of it
     a probe answered badly                                   -            ejected after three in a row unless bytes flow
     a probe not answered in time                             -            nothing: busy engines answer late
 
@@ -57,12 +58,18 @@ def blame(load: Load, fault: Fault, now: float, rules: HealthRules, retry_after:
         eject(load, now, rules)
 
 
-def succeeded(load: Load, now: float) -> None:
-    """Real traffic came back well: it outranks every probe and every earlier fault."""
-    load.failures = load.ejections = load.bad_probes = 0
+def answering(load: Load, now: float) -> None:
+    """A success began to come: real traffic outranks every probe. Faults are forgotten only at its end, because a
+    replica that always breaks off begins well each time."""
+    load.bad_probes = 0
     load.good_at = now
     if load.state is not State.UP:
         load.state, load.until = State.UP, 0.0
+
+
+def succeeded(load: Load) -> None:
+    """A success came to its end."""
+    load.failures = load.ejections = 0
 
 
 def probed(load: Load, ok: bool | None, now: float, rules: HealthRules) -> None:

@@ -3,8 +3,9 @@
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from router.core.admission import kind_of
 from router.core.affinity import Binding, Found
-from router.core.health import Fault, blame, succeeded
+from router.core.health import Fault, answering, blame, succeeded
 from router.core.replica import Load
 from router.core.request import Request, Usage
 
@@ -36,6 +37,7 @@ class Lease:
         self._owe(self._queued)
         self._metered = load.meter is not None and load.meter.busy
         self._first = bool(found.session) and (found.binding is None or found.fork)
+        self._take_place()
         if self._first:  # a provisional binding: other first turns of this session follow it
             fleet.pending.setdefault(found.session, []).append(load)
 
@@ -54,7 +56,7 @@ class Lease:
         if self._metered and load.meter is not None:
             load.meter.computed(self._uncached)
         before = load.state
-        succeeded(load, fleet.now())
+        answering(load, fleet.now())
         if load.state is not before:
             fleet.changed()
         if fleet.loads.get(load.id) is load:
@@ -63,6 +65,7 @@ class Lease:
     def settle(self, usage: Usage | None) -> None:
         """A success ended; `usage` is what the engine says of it. The truth corrects the prediction."""
         binding = self._binding
+        succeeded(self.load)
         if usage is None:
             return
         self._correct(usage)
@@ -77,8 +80,12 @@ class Lease:
         if usage.cached_tokens is not None and self._expected >= _MISS_TOKENS:
             binding.misses = binding.misses + 1 if usage.cached_tokens < _MISS * self._expected else 0
         binding.seen = fleet.now()
+        binding.kind = kind_of(usage.finish)
         if usage.prompt_tokens is not None:
-            fleet.bound.count(binding, usage.prompt_tokens + (usage.completion_tokens or 0), fleet.loads)
+            context = usage.prompt_tokens + (usage.completion_tokens or 0)
+            fleet.bound.count(binding, context, fleet.loads)
+            if fleet.admission is not None:
+                fleet.admission.resize(binding.session, self.load, context)
 
     def _hit(self, usage: Usage) -> None:
         if not usage.prompt_tokens or usage.cached_tokens is None:
@@ -100,11 +107,31 @@ class Lease:
         self.closed = True
         self.load.inflight -= 1
         self._leave_queue()
+        self._rest()
         if self._first:
             running = self._fleet.pending[self._found.session]
             running.remove(self.load)
             if not running:
                 del self._fleet.pending[self._found.session]
+
+    def _take_place(self) -> None:
+        fleet, found = self._fleet, self._found
+        now = fleet.now()
+        binding = None if found.fork else found.binding
+        if fleet.admission is not None and found.session:
+            if binding is not None and not fleet.admission.running(found.session):
+                fleet.admission.came_back(binding.kind, now - binding.seen)
+            fleet.admission.enter(found.session, self.load, self._prompt, now)
+
+    def _rest(self) -> None:
+        """The session keeps its place if it was served; one that never was has no claim."""
+        fleet, found, binding = self._fleet, self._found, self._binding
+        if fleet.admission is None or not found.session:
+            return
+        known = binding or (None if found.fork else found.binding)
+        fleet.admission.rest(found.session, self.load, known.kind if known else "unknown", fleet.now())
+        if known is None:
+            fleet.admission.leave(found.session)
 
     def _leave_queue(self) -> None:
         if self._queued:

@@ -61,6 +61,7 @@ class Load:
     queued_tokens: int = 0  # uncached prompt tokens sent there whose first byte has not come back
     bound_tokens: int = 0  # contexts of the sessions at home here that are not idle
     bound_sessions: int = 0
+    placed_tokens: int = 0  # contexts of the sessions that admission gave a place here
     prefill_rate: float = 8000.0  # uncached tokens per second, learned
     meter: PrefillMeter | None = None  # what learns it; None in a load made by hand
     incarnation: int = 0  # grows when the engine is seen to have restarted
