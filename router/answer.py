@@ -46,7 +46,7 @@ class Answers:
             blame(lease, status, headers)
         turn.status, turn.phase = status, "answering"
         turn.tellable = _may_end_in_an_event(headers)
-        window = Window()
+        window = turn.window
         out = self._fields(turn, to_client(headers, bodiless=status in _BODILESS))
         turn.answering = True
         await send({"type": "http.response.start", "status": status, "headers": out})
@@ -112,11 +112,14 @@ class Answers:
         await self._break_off(turn, error.code, f"replica {lease.load.id} broke off its answer", send)
 
     async def _break_off(self, turn: Turn, code: str, message: str, send: Send) -> None:
-        """Where the answer's kind allows, say so in it; else nothing, and the server cuts the connection."""
-        if not turn.tellable or turn.complete:
+        """Where the answer's kind allows, say so in it; else nothing, and the server cuts the connection.
+
+        Half an event cannot be taken back, and SDKs would parse it: there the cut is the clearer word.
+        """
+        if not turn.tellable or turn.complete or not turn.window.between_events:
             return
         turn.complete = True
-        event = b"\n\n" + turn.dialect.error_event(code, message)
+        event = turn.dialect.error_event(code, message)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORD_SECONDS):
                 await send({"type": "http.response.body", "body": event, "more_body": False})

@@ -4,11 +4,13 @@ import asyncio
 import ssl
 import sys
 import time
+from dataclasses import fields
 from importlib.metadata import version
 
 from fastapi import FastAPI
 
 from router.control import Control, build_admin, build_control, is_own
+from router.core.admission import AdmissionOptions
 from router.core.fleet import Fleet, FleetOptions
 from router.core.keys import Sources
 from router.core.replica import Load
@@ -16,6 +18,7 @@ from router.discovery import SourceError, parse_source
 from router.explain import Explainer
 from router.logs import AccessLog
 from router.metrics import Ledger
+from router.policies import in_range
 from router.policies import load as load_policy
 from router.proxy import Proxy, ProxyOptions, Receive, Scope, Send
 from router.settings import Settings
@@ -159,8 +162,21 @@ def _fleet_options(settings: Settings) -> FleetOptions:
         bytes_per_token=settings.bytes_per_token,
         prefill_rate=settings.prefill_tokens_per_second,
         kv_capacity_tokens=settings.kv_capacity_tokens,
+        admission=_admission_options(settings),
         max_inflight=settings.max_inflight,
     )
+
+
+def _admission_options(settings: Settings) -> AdmissionOptions | None:
+    """Raises ValueError that names the option."""
+    if settings.admission == "off":
+        return None
+    known = {field.name for field in fields(AdmissionOptions)}
+    for name, value in settings.admission_options.items():
+        if name not in known:
+            raise ValueError(f"admission_options: there is no {name!r}; known: {', '.join(sorted(known))}")
+        in_range(f"admission_options: {name}", value, 0)
+    return AdmissionOptions(**settings.admission_options)
 
 
 def _policy_options(settings: Settings) -> dict[str, object]:
@@ -179,6 +195,7 @@ def _proxy_options(settings: Settings) -> ProxyOptions:
         retry_budget=settings.retry_budget,
         total_timeout=settings.total_timeout,
         response_headers=settings.response_headers,
+        max_wait=settings.max_wait,
     )
 
 

@@ -96,6 +96,9 @@ class Ledger:
             "router_retries_refused", "Retries that the budget did not allow", registry=registry
         )
         self.waiting = Gauge("router_waiting_requests", "Held by admission", registry=registry)
+        self._waited = Histogram(
+            "router_waiting_seconds", "In the waiting room, of those held", buckets=_DURATION, registry=registry
+        )
         self.loop_lag = Gauge("router_loop_lag_seconds", "How late the event loop runs a timer", registry=registry)
         self._arms: dict[tuple[str, str], _Arm] = {}
 
@@ -114,6 +117,9 @@ class Ledger:
 
     def overhead(self, seconds: float) -> None:
         self._overhead.observe(seconds)
+
+    def waited(self, seconds: float) -> None:
+        self._waited.observe(seconds)
 
     def retried(self, reason: str) -> None:
         self._retries.labels(reason).inc()

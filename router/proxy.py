@@ -33,12 +33,14 @@ from router.upstream import (
     Unsendable,
     UpstreamError,
 )
+from router.waiting import WaitingRoom
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+_COME_BACK = 30.0  # seconds: a place is won or lost on this scale
 _ELSEWHERE = (502, 503)  # said before any byte: the replica did not do the work
 _LAST_STATUS = 599  # beyond it there is no class that says what it means, and servers refuse to write it
 
@@ -51,6 +53,7 @@ class ProxyOptions:
     retry_budget: float = 0.2
     total_timeout: float = 0.0  # seconds; 0 = none
     response_headers: bool = True
+    max_wait: float = 600.0  # seconds in the waiting room; people and harnesses give up about then
 
 
 class Upstreams(Protocol):
@@ -76,6 +79,8 @@ class Proxy:
         self.fleet, self.policy, self.ledger, self.upstreams = fleet, policy, ledger, upstreams
         self.sources, self.options = sources, options
         self.inflight = 0
+        self.waiting = WaitingRoom(fleet.now, self._told)
+        ledger.waiting.set_function(self.waiting.__len__)
         self._draining = False
         self._emptied = asyncio.Event()
         self._ended = ended  # the access log
@@ -100,6 +105,10 @@ class Proxy:
             seconds = self.fleet.now() - turn.started
             self._arm.ended(turn.replica, turn.outcome, seconds)
             self._ended(turn, seconds)
+
+    def _told(self, since: float | None) -> None:
+        if self.fleet.admission is not None:
+            self.fleet.admission.first_waiting_since = since
 
     async def drain(self) -> None:
         """Refuse what is new; return when what runs has ended."""
@@ -174,19 +183,42 @@ class Proxy:
     async def _attempts(self, turn: Turn, vigil: Vigil, send: Send) -> None:
         again = True
         while again:
-            try:
-                snapshot = self.fleet.snapshot(turn.request, turn.tried)
-            except NoReplica as error:
-                raise _nobody(turn, error) from None
-            decision = decide(self.policy, turn.request, snapshot)
+            decision = self._choose(turn)
             if decision.replica is None:
-                raise Refusal(
-                    503, "overloaded", "no replica has room for a new session", Outcome.REJECTED, retry_after=5
-                )
-            turn.decision, turn.pinned = decision, bool(snapshot.pinned)
+                decision = await self._wait(turn, decision)
+            turn.decision = decision
             with self.fleet.lease(turn.request, decision) as lease:
                 self._count(turn, decision)
                 again = await self._attempt(turn, lease, vigil, send)
+            if self.waiting:
+                self.waiting.room_made()
+
+    def _choose(self, turn: Turn, *, first: bool = False) -> Decision:
+        try:
+            snapshot = self.fleet.snapshot(turn.request, turn.tried, first=first)
+        except NoReplica as error:
+            raise _nobody(turn, error) from None
+        turn.pinned = bool(snapshot.pinned)
+        return decide(self.policy, turn.request, snapshot)
+
+    async def _wait(self, turn: Turn, decision: Decision) -> Decision:
+        """Until there is room. Its last step is a choice, with no await between that and the lease."""
+        turn.phase = "waiting"
+        self._arm.decided(decision)
+        try:
+            with self.waiting.ticket() as ticket:
+                async with asyncio.timeout(self.options.max_wait):
+                    while decision.replica is None:
+                        await ticket.called()
+                        decision = self._choose(turn, first=True)
+        except TimeoutError:
+            raise Refusal(
+                503, "overloaded", "no replica has room for a new session", Outcome.REJECTED, retry_after=_COME_BACK
+            ) from None
+        finally:
+            turn.waited = self.fleet.now() - ticket.since
+            self.ledger.waited(turn.waited)
+        return decision
 
     def _count(self, turn: Turn, decision: Decision) -> None:
         turn.attempts += 1
@@ -194,7 +226,7 @@ class Proxy:
         self._arm.decided(decision)
         if turn.attempts == 1:
             turn.dispatched = self.fleet.now()
-            self.ledger.overhead(turn.dispatched - turn.started)
+            self.ledger.overhead(turn.dispatched - turn.started - turn.waited)
 
     async def _attempt(self, turn: Turn, lease: Lease, vigil: Vigil, send: Send) -> bool:
         """One replica's turn at it. True: it provably did not do the work, and another may."""

@@ -93,12 +93,6 @@ def _later(value: object) -> object:
     return value
 
 
-def _not_yet(value: object) -> object:
-    if value in ("auto", "on"):
-        raise ValueError(f"admission {_LATER}; until then it is off")
-    return value
-
-
 def _store(value: str) -> str:
     scheme, colon, _ = value.partition("://")
     if colon and scheme in {"sqlite", "redis", "rediss"}:
@@ -231,8 +225,14 @@ class Settings(BaseSettings):
     placement_margin: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.6
     """How much dearer the ring's choice may be before another home is taken, in mean contexts. 1.6 keeps 80 % of the
     homes on the ring, so that they survive a restart, at a small price in time to first token."""
-    admission: Annotated[Literal["off", "auto"], BeforeValidator(_not_yet), Lower] = "off"
-    """Whether new sessions wait while the KV cache is full. off; auto comes in a later release and is refused now."""
+    admission: Annotated[Literal["off", "auto"], Lower] = "auto"
+    """Whether new sessions wait while no KV cache has room for them. auto, because past its capacity an agent fleet
+    collapses; it is on where a replica's capacity is known, and holds nobody while the fleet fits."""
+    admission_options: Pairs = Field(default_factory=dict)
+    """Options of admission, by name: see docs/admission.md. None, because the defaults come from its sweeps."""
+    max_wait: Seconds = 600.0
+    """Longest time in the waiting room, seconds; beyond it 503 with Retry-After. 600 s is about what clients' own
+    timeouts allow, and twice what nearly all waits take."""
     experiment: Later = None
     """Arms to compare. None; experiments come in a later release and are refused now."""
     kv_capacity_tokens: Annotated[Count | None, OrNone] = None

@@ -12,6 +12,7 @@ from router.dialects import Dialect, Head
 from router.metrics import Outcome
 
 _FIRST_BYTES = 4096  # Anthropic counts the prompt in its first event, Responses names its id there
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _LAST_BYTES = 65536  # every family counts at the end; vLLM adds fields after the usage object
 
 Buffer = bytes | bytearray | memoryview
@@ -52,6 +53,11 @@ class Window:
             self._held = len(self._chunks[0])
 
     @property
+    def between_events(self) -> bool:
+        """Whether a server-sent event could begin here: nothing has come yet, or an empty line was last."""
+        return not self._chunks or self.last.endswith(_EVENT_ENDS)
+
+    @property
     def last(self) -> bytes:
         return b"".join(self._chunks)[-_LAST_BYTES:]
 
@@ -72,9 +78,11 @@ class Turn:
     status: int = 0  # what the client was told; 0 = nothing yet
     answering: bool = False  # the response head is out
     tellable: bool = False  # the answer is one that may end in an event of ours
+    window: Window = field(default_factory=Window)
     complete: bool = False  # the last byte is out
     gone: bool = False  # the client hung up
     phase: str = "receiving"
+    waited: float = 0.0  # seconds in the waiting room
     dispatched: float = 0.0  # when the choice was first made
     first_byte: float = 0.0
     outcome: Outcome = Outcome.REPLICA_ERROR

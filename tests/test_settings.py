@@ -21,7 +21,7 @@ def complaint(**values: Any) -> str:
 def test_defaults_are_the_contract() -> None:
     made = Settings()
     assert (made.host, made.port, made.policy, made.placement) == ("127.0.0.1", 8000, "locality", "cost")
-    assert (made.engine, made.store, made.admission, made.experiment) == ("auto", "memory", "off", None)
+    assert (made.engine, made.store, made.admission, made.experiment) == ("auto", "memory", "auto", None)
     assert (made.max_body_bytes, made.scrape_interval, made.drain_timeout) == (64 * 1024 * 1024, 1.0, 30.0)
     assert (made.admin_port, made.admin_token, made.max_inflight, made.max_requests) == (None, None, None, None)
     assert made.response_headers
@@ -103,8 +103,6 @@ def test_passwords_in_addresses_are_not_repeated() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"admission": "auto"},
-        {"admission": True},
         {"store": "sqlite:///var/router.db"},
         {"store": "redis://h"},
         {"experiment": {"arms": []}},

@@ -69,7 +69,10 @@ class _Conversation(asyncio.Protocol):
             self._timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:  # some routers try HTTP/2 first; a vLLM hangs up, too
+            self._transport.abort()
 
     def on_url(self, url: bytes) -> None:
         self._path = url

@@ -73,7 +73,7 @@ class Admission:
         return had_its_slice and now - self.first_waiting_since >= options.patience_seconds
 
     def _fits(self, load: Load, tokens: int, now: float) -> bool:
-        capacity = load.signals.kv_capacity_tokens
+        capacity = load.kv_capacity_tokens
         if capacity is None:
             return True
         if load.queued_tokens > self.options.backlog_seconds * load.prefill_rate:

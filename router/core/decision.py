@@ -100,11 +100,11 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot) -> Decision:
 
     In a panic the reason says so, whoever chose.
     """
-    if snapshot.hold:
-        return Decision(None, Reason.HOLD)
     if snapshot.pinned:
         held = snapshot.home.expected_cached if snapshot.home and snapshot.home.replica == snapshot.pinned else 0
         return Decision(snapshot.pinned, Reason.RESPONSE, held)
+    if snapshot.hold:
+        return Decision(None, Reason.HOLD)
     decision = policy.choose(request, snapshot)
     if snapshot.panic and decision.replica is not None:
         return replace(decision, reason=Reason.PANIC)

@@ -93,6 +93,7 @@ class Fleet:
                 continue
             seed = self.options.prefill_rate
             load = Load(replica, replica.id, prefill_rate=seed, meter=PrefillMeter(seed))
+            load.kv_capacity_default = self.options.kv_capacity_tokens
             load.models = frozenset({replica.model}) if replica.model else frozenset()
             self._loads[replica.id] = load
             added.append(load)
@@ -190,7 +191,7 @@ class Fleet:
             self._held(request, found),
             prompt,
             self.bound.mean_context,
-            self._pinned(request, by_id),
+            self._pinned(request, excluding),
             pool.panic,
             passed_over,
             hold,
@@ -274,9 +275,12 @@ class Fleet:
             return None
         return Held(holder.replica, self.estimates.tokens(request.model, request.sizes[found.known]))
 
-    def _pinned(self, request: Request, by_id: Mapping[str, Load]) -> str:
-        maker = self.affinity.maker(request.response_id)
-        return maker if maker in by_id else ""
+    def _pinned(self, request: Request, excluding: Collection[str]) -> str:
+        """The replica that keeps the response, also while it cools, drains or is full: nobody else has it."""
+        maker = self._loads.get(self.affinity.maker(request.response_id))
+        if maker is None or maker.id in excluding or maker.state not in (State.UP, State.COOLING):
+            return ""
+        return maker.id
 
     # Called by leases
 

@@ -63,6 +63,7 @@ class Load:
     bound_sessions: int = 0
     placed_tokens: int = 0  # contexts of the sessions that admission gave a place here
     prefill_rate: float = 8000.0  # uncached tokens per second, learned
+    kv_capacity_default: float | None = None  # tokens, the operator's word where the engine gives none
     meter: PrefillMeter | None = None  # what learns it; None in a load made by hand
     incarnation: int = 0  # grows when the engine is seen to have restarted
     models: frozenset[str] = frozenset()  # empty = unknown: serves anything
@@ -77,6 +78,11 @@ class Load:
     until: float = 0.0  # cooling or ejected at least until then
     ejections: int = 0  # in a row; doubles the time out
     drained: bool = False  # by the operator
+
+    @property
+    def kv_capacity_tokens(self) -> float | None:
+        known = self.signals.kv_capacity_tokens
+        return known if known is not None else self.kv_capacity_default
 
     @property
     def draining(self) -> bool:

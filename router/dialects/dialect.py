@@ -43,6 +43,6 @@ class Dialect(Protocol):
     def error_event(self, code: str, message: str) -> bytes:
         """The event that ends a broken stream for this family's SDKs. Never `[DONE]`.
 
-        It starts at the beginning of a line: where the stream broke inside an event, end that event first.
+        Only between events: after half of one, a client would parse it as the other half.
         """
         ...

@@ -103,6 +103,21 @@ def test_paced_events_arrive_one_by_one() -> None:
     assert tally.arrivals >= 2 * 45  # a slow machine may let a few events meet
 
 
+def test_a_router_that_tries_http2_first_is_hung_up_on() -> None:
+    async def run() -> bytes:
+        async with running_replicas(1) as mock:
+            reader, writer = await asyncio.open_connection("127.0.0.1", mock.ports[0])
+            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            try:
+                return await reader.read()
+            except ConnectionError:
+                return b""
+            finally:
+                writer.close()
+
+    assert uvloop.run(run()) == b""
+
+
 def test_a_reply_of_the_wrong_length_ends_the_run() -> None:
     with pytest.raises(LoadError, match=r"status 200, \d+ bytes of 7"):
         driven(workloads()["SMALL"], Plan(requests=10, length=7))

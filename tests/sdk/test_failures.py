@@ -70,7 +70,6 @@ def test_a_chat_stream_that_breaks_off_raises(url: str) -> None:
     assert (caught.value.type, caught.value.code) == ("router_error", "truncated")
 
 
-@pytest.mark.xfail(reason="what is sent after half an event makes the client parse that half", strict=True)
 def test_a_chat_stream_that_breaks_off_inside_an_event_raises_an_error_of_the_clients_own(url: str) -> None:
     """F1: half an event cannot be taken back, so the connection is cut; the client calls that APIConnectionError."""
     got: list[str | None] = []
