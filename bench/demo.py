@@ -6,6 +6,7 @@ gets a fleet with empty caches. Whatever happens, no process is left behind.
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from rich.console import Console
@@ -25,6 +26,7 @@ from bench.fleet import running_fleet
 from bench.progress import progress_for
 from bench.replay import ReplayOptions, Run, replay
 from bench.report import Figures, seconds, widen
+from router.core.admission import AdmissionOptions
 
 _ROOT = Path(__file__).resolve().parent.parent
 _READY_SECONDS = 20.0  # the router is ready in about one; a cold disk takes its time
@@ -59,6 +61,18 @@ class Scene:
             *("--tokens-per-event", "64"),
         ]
 
+    def router_flags(self, arm: str) -> list[str]:
+        """The router's own defaults, on the engines' clock and in their smaller tokens; baselines hold nobody."""
+        options = AdmissionOptions()
+        times = {each.name: getattr(options, each.name) / self.time_scale for each in fields(options)
+                 if each.name.endswith("_seconds")}  # fmt: skip
+        return [
+            *("--policy", arm, "--admission", "auto" if arm == "locality" else "off"),
+            *("--admission-options", json.dumps(times)),
+            *("--idle-window", str(900.0 / self.time_scale)),
+            *("--prefill-tokens-per-second", str(self.prefill_rate * self.scale_tokens * self.time_scale)),
+        ]
+
     def replay_options(self, url: str) -> ReplayOptions:
         return ReplayOptions(
             url=url,
@@ -81,7 +95,7 @@ def play(scene: Scene, console: Console) -> dict[str, Figures]:
     """Every arm in turn. Broken if one of them fails."""
     rows: dict[str, Figures] = {}
     for arm in scene.arms:
-        with running_fleet(scene.fleet_flags()) as replicas, _router(replicas, arm) as (url, log):
+        with running_fleet(scene.fleet_flags()) as replicas, _router(replicas, scene.router_flags(arm)) as (url, log):
             run = Run()
             try:
                 asyncio.run(_replay(scene, url, arm, run, console))
@@ -99,12 +113,12 @@ async def _replay(scene: Scene, url: str, arm: str, run: Run, console: Console) 
 
 
 @contextlib.contextmanager
-def _router(replicas: Sequence[str], policy: str) -> Iterator[tuple[str, Path]]:
+def _router(replicas: Sequence[str], flags: Sequence[str]) -> Iterator[tuple[str, Path]]:
     """The router as a process of its own: (its URL, its log). Broken if it does not get ready."""
     with tempfile.TemporaryDirectory(prefix="prefix-router-demo-") as folder:
         log = Path(folder) / "router.log"
         port = _free_port()
-        command = [sys.executable, "-m", "router", "serve", "--replicas", ",".join(replicas), "--policy", policy]
+        command = [sys.executable, "-m", "router", "serve", "--replicas", ",".join(replicas), *flags]
         command += ["--port", str(port), "--host", "127.0.0.1", "--log-level", "warning"]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("ROUTER_")}
         with log.open("wb") as out:
