@@ -7,10 +7,10 @@ REPLICAS ?=
 POLICY ?= locality
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo test check format bench docs clean
+.PHONY: help setup serve demo test check format bench bench-cost docs clean
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.ready ## the virtual environment with everything
 
@@ -43,6 +43,9 @@ format: setup ## put the code in shape
 
 bench: setup ## the cost of the parts, under a minute
 	$(BIN)/python -m bench.micro
+
+bench-cost: setup ## CPU per request beside nginx, envoy and the Rust routers (minutes)
+	$(BIN)/python -m bench.cost
 
 docs: setup ## write the generated pages again
 	$(BIN)/python -m router.cli.docs

@@ -3,9 +3,11 @@
 Block ids are made global here: equal id, equal content. Nothing is drawn at random.
 """
 
+import csv
 import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from router.core.ring import mix
 DATA = Path(__file__).resolve().parent / "data"
 BLOCK_TOKENS = 64  # of the Claude Code trace
 _NEW = 1 << 40  # ids below are tool blocks, shared between sessions; above, a session's own
+_ARRIVAL_BLOCK = 512  # tokens: of the Kimi trace
 _TAIL = 2  # blocks: a cut this near the end of a prompt is the unfinished block, not a rewrite
 
 
@@ -53,7 +56,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request of the Kimi trace; blocks are of 512 tokens, ids shared by all."""
+    """One request of an arrival trace; blocks are of 512 tokens, ids shared by all."""
 
     at: float  # seconds
     prompt_tokens: int
@@ -76,6 +79,19 @@ def mooncake(path: Path = DATA / "mooncake_conversation.jsonl.gz") -> Iterator[A
     for row in _rows(path):
         at, blocks = row["timestamp"] / 1000, tuple(row["hash_ids"])
         yield Arrival(at, row["input_length"], row["output_length"], blocks)
+
+
+def azure(kind: str) -> Iterator[Arrival]:
+    """`code` or `conv`: arrivals with lengths only, so no block is like another."""
+    begin: datetime | None = None
+    with gzip.open(DATA / f"azure_llm_2023_{kind}.csv.gz", "rt") as lines:
+        for number, row in enumerate(csv.DictReader(lines)):
+            when = datetime.fromisoformat(row["TIMESTAMP"][:26])  # the seventh digit is below a microsecond
+            begin = begin or when
+            prompt, output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
+            first = number << 12
+            blocks = tuple(range(first, first + -(-prompt // _ARRIVAL_BLOCK)))
+            yield Arrival((when - begin).total_seconds(), prompt, max(1, output), blocks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from router.policies import in_range
 from router.policies import load as load_policy
 from router.proxy import Proxy, ProxyOptions, Receive, Scope, Send
 from router.settings import Settings
+from router.stores import Figures, Limits, Sharing, kind_of, open_store
 from router.upstream import Pool, Timeouts
 from router.watch import Watch, WatchOptions, api_key, control_client
 
@@ -40,6 +41,7 @@ class Router:
         tls = _ssl_context(settings)  # one for all: reading the system's authorities takes 70 ms
         self.upstreams = _Upstreams(settings, tls)
         self._log = AccessLog(settings.log_level, settings.log_format, sys.stderr.write)
+        self._sharing = _sharing(settings, self.fleet, self.ledger)
         self.proxy = Proxy(
             self.fleet,
             policy,
@@ -48,6 +50,7 @@ class Router:
             sources,
             _proxy_options(settings),
             self._log,
+            self._sharing.recall if self._sharing is not None else None,
         )
         self._client = control_client(tls)
         self.watch = Watch(
@@ -80,12 +83,16 @@ class Router:
 
     async def start(self) -> None:
         """Raises SourceError if a source of replicas needs the operator."""
+        if self._sharing is not None:  # before the first replica is up, so that nobody is placed anew
+            await self._sharing.start()
         await self.watch.start()
 
     async def stop(self) -> None:
         await self.watch.aclose()
         await self._client.aclose()
         await self.upstreams.aclose()
+        if self._sharing is not None:
+            await self._sharing.close()
         self._log.flush()
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
@@ -154,9 +161,20 @@ class _Upstreams:
         await asyncio.gather(*pools, *self._leaving, return_exceptions=True)
 
 
+def _sharing(settings: Settings, fleet: Fleet, ledger: Ledger) -> Sharing | None:
+    """None where nothing outlives this process: then nobody is told, and no request asks."""
+    kind = kind_of(settings.store)
+    if kind == "memory":
+        return None
+    figures = Figures(ledger.registry, kind)
+    store = open_store(settings.store, Limits(settings.binding_life, settings.max_sessions), figures)
+    return Sharing(fleet, store, figures)
+
+
 def _fleet_options(settings: Settings) -> FleetOptions:
     return FleetOptions(
         idle_window=settings.idle_window,
+        tell_seconds=settings.binding_life / 4,
         max_sessions=settings.max_sessions,
         max_prefixes=settings.max_prefixes,
         bytes_per_token=settings.bytes_per_token,

@@ -4,14 +4,17 @@ Law: label values come from the configuration or from fixed words, never from a 
 is entered exactly once; gauges of replicas are read off the fleet when asked, so none outlives its replica.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from itertools import accumulate
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from router.core.decision import Decision
 from router.core.replica import Load
@@ -45,6 +48,82 @@ class FleetView(Protocol):
     def now(self) -> float: ...
 
 
+class Count:
+    """One counter. Read when the page is rendered; `n` is added to in place, as only the event loop does that."""
+
+    __slots__ = ("n",)
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def inc(self) -> None:
+        self.n += 1
+
+
+class Spread:
+    """One histogram's counts per bucket."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def add_to(self, family: HistogramMetricFamily, labels: tuple[str, ...]) -> None:
+        names = (*map(floatToGoString, self._bounds), "+Inf")
+        family.add_metric(labels, list(zip(names, accumulate(self._counts), strict=True)), self._sum)
+
+
+class _Counts(Collector):
+    """A family of counters. Not the client library's own: its locks and checks are 8 % of a small request."""
+
+    def __init__(self, name: str, text: str, labels: tuple[str, ...] = ()) -> None:
+        self._about = name, text, labels
+        self._children: dict[tuple[str, ...], Count] = {} if labels else {(): Count()}
+
+    def labels(self, *values: str) -> Count:
+        child = self._children.get(values)
+        if child is None:
+            self._children[values] = child = Count()
+        return child
+
+    def remove(self, *values: str) -> None:
+        self._children.pop(values, None)
+
+    def collect(self) -> Iterable[Metric]:
+        name, text, labels = self._about
+        family = CounterMetricFamily(name, text, labels=labels)
+        for values, child in self._children.items():
+            family.add_metric(values, child.n)
+        yield family
+
+
+class _Spreads(Collector):
+    """A family of histograms, likewise."""
+
+    def __init__(self, name: str, text: str, bounds: tuple[float, ...], labels: tuple[str, ...] = ()) -> None:
+        self._about, self._bounds = (name, text, labels), bounds
+        self._children: dict[tuple[str, ...], Spread] = {} if labels else {(): Spread(bounds)}
+
+    def labels(self, *values: str) -> Spread:
+        child = self._children.get(values)
+        if child is None:
+            self._children[values] = child = Spread(self._bounds)
+        return child
+
+    def collect(self) -> Iterable[Metric]:
+        name, text, labels = self._about
+        family = HistogramMetricFamily(name, text, labels=labels)
+        for values, child in self._children.items():
+            child.add_to(family, values)
+        yield family
+
+
 class Ledger:
     """Counters and histograms of the request path. Children are looked up once per label set."""
 
@@ -53,53 +132,36 @@ class Ledger:
         registry.register(_FleetGauges(fleet))
         ProcessCollector(registry=registry)
         arm = ("policy", "arm")
-        self._requests = Counter(
-            "router_requests", "Requests by how they ended", (*arm, "replica", "outcome"), registry=registry
+        self._requests = _Counts("router_requests", "Requests by how they ended", (*arm, "replica", "outcome"))
+        self._decisions = _Counts("router_decisions", "Choices by the branch that chose", (*arm, "reason"))
+        self._passed_over = _Counts(
+            "router_passed_over", "Replicas that came first and were not taken, by cause", ("reason",)
         )
-        self._decisions = Counter(
-            "router_decisions", "Choices by the branch that chose", (*arm, "reason"), registry=registry
+        self._sources = _Counts("router_session_source", "Requests by what named their session", ("source",))
+        self._prompt = _Counts("router_prompt_tokens", "Prompt tokens, as engines report", arm)
+        self._expected = _Counts(
+            "router_expected_cached_tokens", "Prompt tokens expected to be cached at the choice", arm
         )
-        self._passed_over = Counter(
-            "router_passed_over",
-            "Replicas that came first and were not taken, by cause",
-            ("reason",),
-            registry=registry,
+        self._cached = _Counts("router_cached_tokens", "Prompt tokens really cached, as engines report", arm)
+        self._first_token = _Spreads(
+            "router_time_to_first_token_seconds", "Receipt to first body byte", _FIRST_TOKEN, arm
         )
-        self._sources = Counter(
-            "router_session_source", "Requests by what named their session", ("source",), registry=registry
-        )
-        self._prompt = Counter("router_prompt_tokens", "Prompt tokens, as engines report", arm, registry=registry)
-        self._expected = Counter(
-            "router_expected_cached_tokens", "Prompt tokens expected to be cached at the choice", arm, registry=registry
-        )
-        self._cached = Counter(
-            "router_cached_tokens", "Prompt tokens really cached, as engines report", arm, registry=registry
-        )
-        self._first_token = Histogram(
-            "router_time_to_first_token_seconds",
-            "Receipt to first body byte",
-            arm,
-            buckets=_FIRST_TOKEN,
-            registry=registry,
-        )
-        self._per_token = Histogram(
-            "router_time_per_output_token_seconds", "After the first one", arm, buckets=_PER_TOKEN, registry=registry
-        )
-        self._duration = Histogram(
-            "router_request_duration_seconds", "Receipt to last byte", buckets=_DURATION, registry=registry
-        )
-        self._overhead = Histogram(
-            "router_overhead_seconds", "Own time before dispatch", buckets=_OVERHEAD, registry=registry
-        )
-        self._retries = Counter("router_retries", "Attempts after the first, by cause", ("reason",), registry=registry)
-        self._retries_refused = Counter(
-            "router_retries_refused", "Retries that the budget did not allow", registry=registry
-        )
+        self._per_token = _Spreads("router_time_per_output_token_seconds", "After the first one", _PER_TOKEN, arm)
+        self._durations = _Spreads("router_request_duration_seconds", "Receipt to last byte", _DURATION)
+        self._overheads = _Spreads("router_overhead_seconds", "Own time before dispatch", _OVERHEAD)
+        self._retries = _Counts("router_retries", "Attempts after the first, by cause", ("reason",))
+        self._retries_refused = _Counts("router_retries_refused", "Retries that the budget did not allow")
+        self._waits = _Spreads("router_waiting_seconds", "In the waiting room, of those held", _DURATION)
+        for family in (
+            self._requests, self._decisions, self._passed_over, self._sources, self._prompt, self._expected,
+            self._cached, self._first_token, self._per_token, self._durations, self._overheads, self._retries,
+            self._retries_refused, self._waits,
+        ):  # fmt: skip
+            registry.register(family)
         self.waiting = Gauge("router_waiting_requests", "Held by admission", registry=registry)
-        self._waited = Histogram(
-            "router_waiting_seconds", "In the waiting room, of those held", buckets=_DURATION, registry=registry
-        )
         self.loop_lag = Gauge("router_loop_lag_seconds", "How late the event loop runs a timer", registry=registry)
+        self.duration, self.overhead = self._durations.labels().observe, self._overheads.labels().observe
+        self.waited, self.retry_refused = self._waits.labels().observe, self._retries_refused.labels().inc
         self._arms: dict[tuple[str, str], _Arm] = {}
 
     def render(self) -> tuple[bytes, str]:
@@ -113,19 +175,10 @@ class Ledger:
         return found
 
     def source(self, source: str) -> None:
-        self._sources.labels(source).inc()
-
-    def overhead(self, seconds: float) -> None:
-        self._overhead.observe(seconds)
-
-    def waited(self, seconds: float) -> None:
-        self._waited.observe(seconds)
+        self._sources.labels(source).n += 1
 
     def retried(self, reason: str) -> None:
-        self._retries.labels(reason).inc()
-
-    def retry_refused(self) -> None:
-        self._retries_refused.inc()
+        self._retries.labels(reason).n += 1
 
     def removed(self, replica: str) -> None:
         """A replica left the fleet: its series go with it."""
@@ -141,40 +194,37 @@ class _Arm:
         self._prompt = ledger._prompt.labels(policy, arm)
         self._expected = ledger._expected.labels(policy, arm)
         self._cached = ledger._cached.labels(policy, arm)
-        self._first_token = ledger._first_token.labels(policy, arm)
+        self.first_token = ledger._first_token.labels(policy, arm).observe
         self._per_token = ledger._per_token.labels(policy, arm)
-        self._reasons: dict[str, Callable[[], None]] = {}
-        self._outcomes: dict[tuple[str, str], Callable[[], None]] = {}
+        self._reasons: dict[str, Count] = {}
+        self._outcomes: dict[tuple[str, str], Count] = {}
 
     def decided(self, decision: Decision) -> None:
         count = self._reasons.get(decision.reason)
         if count is None:
-            count = self._ledger._decisions.labels(self._policy, self._name, decision.reason).inc
+            count = self._ledger._decisions.labels(self._policy, self._name, decision.reason)
             self._reasons[decision.reason] = count
-        count()
+        count.n += 1
         for _, why in decision.passed_over:
-            self._ledger._passed_over.labels(why).inc()
-
-    def first_token(self, seconds: float) -> None:
-        self._first_token.observe(seconds)
+            self._ledger._passed_over.labels(why).n += 1
 
     def answered(self, usage: Usage, expected: int, seconds_after_first: float) -> None:
         """A success ended; what the engine counted, where it did."""
         if usage.prompt_tokens is not None:
-            self._prompt.inc(usage.prompt_tokens)
-            self._expected.inc(min(expected, usage.prompt_tokens))
+            self._prompt.n += usage.prompt_tokens
+            self._expected.n += min(expected, usage.prompt_tokens)
         if usage.cached_tokens is not None:
-            self._cached.inc(usage.cached_tokens)
+            self._cached.n += usage.cached_tokens
         if usage.completion_tokens is not None and usage.completion_tokens > 1 and seconds_after_first > 0:
             self._per_token.observe(seconds_after_first / (usage.completion_tokens - 1))
 
     def ended(self, replica: str, outcome: Outcome, seconds: float) -> None:
         count = self._outcomes.get((replica, outcome))
         if count is None:
-            count = self._ledger._requests.labels(self._policy, self._name, replica, outcome).inc
+            count = self._ledger._requests.labels(self._policy, self._name, replica, outcome)
             self._outcomes[replica, outcome] = count
-        count()
-        self._ledger._duration.observe(seconds)
+        count.n += 1
+        self._ledger.duration(seconds)
 
     def forget(self, replica: str) -> None:
         for key in [key for key in self._outcomes if key[0] == replica]:

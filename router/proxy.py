@@ -5,10 +5,12 @@ exactly once on every path; a client that hangs up, in whichever phase, cancels 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
+from types import MappingProxyType
 from typing import Any, Protocol
-from uuid import uuid4
 
 from router.answer import Answers, blame
 from router.core.budget import RetryBudget
@@ -18,10 +20,13 @@ from router.core.health import Fault
 from router.core.keys import Sources
 from router.core.lease import Lease
 from router.core.replica import Load
+from router.core.request import Request
 from router.dialects import Head, dialect_of, wants_body
-from router.headers import Header, is_websocket, to_replica, value_of
+from router.headers import is_websocket, to_replica
 from router.metrics import Ledger, Outcome
-from router.receipt import Vigil, receive_body
+from router.receipt import LANE, Client, Message, Standard, TooLarge, receive_body, too_large
+from router.receipt import Receive as Receive
+from router.receipt import Send as Send
 from router.turn import Gone, Refusal, Turn
 from router.upstream import (
     FirstByteTimeout,
@@ -35,11 +40,9 @@ from router.upstream import (
 )
 from router.waiting import WaitingRoom
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+Scope = Message
 
+_NONE: Mapping[str, Any] = MappingProxyType({})
 _COME_BACK = 30.0  # seconds: a place is won or lost on this scale
 _ELSEWHERE = (502, 503)  # said before any byte: the replica did not do the work
 _LAST_STATUS = 599  # beyond it there is no class that says what it means, and servers refuse to write it
@@ -75,6 +78,7 @@ class Proxy:
         sources: Sources,
         options: ProxyOptions,
         ended: Callable[[Turn, float], None],
+        recall: Callable[[Request], Awaitable[None]] | None = None,
     ) -> None:
         self.fleet, self.policy, self.ledger, self.upstreams = fleet, policy, ledger, upstreams
         self.sources, self.options = sources, options
@@ -84,20 +88,21 @@ class Proxy:
         self._draining = False
         self._emptied = asyncio.Event()
         self._ended = ended  # the access log
+        self._recall = recall  # asks the store for sessions that are not known here; None = nobody to ask
         self._arm = ledger.arm(policy.name, "")
+        self._ids, self._numbers = secrets.token_hex(8).encode(), count(1 << 32)  # unique without 4 us of uuid4
         self._budget = RetryBudget(options.retry_budget)
         self._answers = Answers(fleet.now, self._arm, policy.name if options.response_headers else "")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client: Client = scope.get("extensions", _NONE).get(LANE) or Standard(receive, send)
         turn = self._turn(scope)
         self.inflight += 1
         try:
-            async with asyncio.timeout(self.options.total_timeout or None):
-                await self._serve(turn, receive, send)
-        except TimeoutError:
-            turn.error = "total_timeout"
-            refusal = Refusal(504, "total_timeout", "the request took too long", Outcome.TIMEOUT)
-            await self._answers.refuse(turn, refusal, send)
+            if self.options.total_timeout:
+                await self._serve_within(self.options.total_timeout, turn, client)
+            else:
+                await self._serve(turn, client)
         finally:
             self.inflight -= 1
             if self._draining and not self.inflight:
@@ -117,54 +122,52 @@ class Proxy:
             await self._emptied.wait()
 
     def _turn(self, scope: Scope) -> Turn:
-        headers: list[Header] = scope["headers"]
-        path: str = scope["path"]
-        query: bytes = scope["query_string"]
-        raw_path: bytes = scope.get("raw_path") or path.encode()
-        request_id = value_of(headers, b"x-request-id")[:256] or uuid4().hex.encode()
-        return Turn(
-            Head(scope["method"].encode("latin-1"), path, query, headers),
-            raw_path + b"?" + query if query else raw_path,
-            dialect_of(path),
-            request_id,
-            self.fleet.now(),
-        )
+        head = Head(scope["method"].encode("latin-1"), scope["path"], scope["query_string"], scope["headers"])
+        request_id = head.fields.get(b"x-request-id", b"")[:256] or b"%b%x" % (self._ids, next(self._numbers))
+        return Turn(head, _target(scope), dialect_of(head.path), request_id, self.fleet.now())
 
-    async def _serve(self, turn: Turn, receive: Receive, send: Send) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        vigil = Vigil(turn, task, receive)
+    async def _serve_within(self, seconds: float, turn: Turn, client: Client) -> None:
         try:
+            async with asyncio.timeout(seconds):
+                await self._serve(turn, client)
+        except TimeoutError:
+            turn.error = "total_timeout"
+            refusal = Refusal(504, "total_timeout", "the request took too long", Outcome.TIMEOUT)
+            await self._answers.refuse(turn, refusal, client)
+
+    async def _serve(self, turn: Turn, client: Client) -> None:
+        turn.task = task = asyncio.current_task()
+        limit = self.options.max_body_bytes
+        try:
+            client.watch(turn.hung_up)
             self._check_door(turn)
-            read = wants_body(turn.head)
-            body = await receive_body(turn.head.headers, receive, self.options.max_body_bytes, whole=read)
-            if isinstance(body, tuple):
-                turn.body = body
-                vigil.begin()
-            else:  # the upload itself notices a hang-up, until its end
-                turn.body = vigil.after(body)
+            turn.body = await receive_body(client, turn.head.headers, limit, whole=wants_body(turn.head))
             self._read(turn)
-            await self._attempts(turn, vigil, send)
+            if self._recall is not None:
+                await self._recall(turn.request)
+            await self._attempts(turn, client)
         except Refusal as refusal:
-            await self._answers.refuse(turn, refusal, send)
+            await self._answers.refuse(turn, refusal, client)
+        except TooLarge:
+            await self._answers.refuse(turn, too_large(limit), client)
         except (Gone, OSError):  # what some servers raise where a client cannot be written to; replicas' are wrapped
             turn.gone, turn.outcome = True, Outcome.CLIENT_GONE
         except asyncio.CancelledError:
-            if not turn.gone:  # the server's own cancellation, or the total timeout
+            if not turn.gone or task is None:  # the server's own cancellation, or the total timeout
                 raise
             task.uncancel()
             turn.outcome = Outcome.CLIENT_GONE
         finally:
-            vigil.end()
+            client.watch(None)
 
     def _check_door(self, turn: Turn) -> None:
         if self._draining:
             raise Refusal(503, "draining", "the router is shutting down", Outcome.REJECTED, retry_after=1)
         if self.options.max_requests is not None and self.inflight > self.options.max_requests:
             raise Refusal(503, "overloaded", "too many requests are in flight", Outcome.REJECTED, retry_after=1)
-        if is_websocket(turn.head.headers):
+        if b"upgrade" in turn.head.fields and is_websocket(turn.head.headers):
             raise Refusal(501, "upgrade_not_supported", "WebSocket is not carried", Outcome.CLIENT_ERROR)
-        if value_of(turn.head.headers, b"transfer-encoding").lower() not in (b"", b"chunked"):
+        if turn.head.fields.get(b"transfer-encoding", b"").lower() not in (b"", b"chunked"):
             raise Refusal(400, "bad_request", "no transfer coding but chunked is carried", Outcome.CLIENT_ERROR)
         self._budget.deposit()
 
@@ -180,7 +183,7 @@ class Proxy:
 
     # Attempts
 
-    async def _attempts(self, turn: Turn, vigil: Vigil, send: Send) -> None:
+    async def _attempts(self, turn: Turn, client: Client) -> None:
         again = True
         while again:
             decision = self._choose(turn)
@@ -189,7 +192,7 @@ class Proxy:
             turn.decision = decision
             with self.fleet.lease(turn.request, decision) as lease:
                 self._count(turn, decision)
-                again = await self._attempt(turn, lease, vigil, send)
+                again = await self._attempt(turn, lease, client)
             if self.waiting:
                 self.waiting.room_made()
 
@@ -228,7 +231,7 @@ class Proxy:
             turn.dispatched = self.fleet.now()
             self.ledger.overhead(turn.dispatched - turn.started - turn.waited)
 
-    async def _attempt(self, turn: Turn, lease: Lease, vigil: Vigil, send: Send) -> bool:
+    async def _attempt(self, turn: Turn, lease: Lease, client: Client) -> bool:
         """One replica's turn at it. True: it provably did not do the work, and another may."""
         load = lease.load
         headers = to_replica(turn.head.headers, self.upstreams.credential(load))
@@ -237,14 +240,13 @@ class Proxy:
             exchange = await self.upstreams.pool(load).send(outgoing)
         except UpstreamError as error:
             return self._unanswered(turn, lease, error)
-        vigil.begin()  # an answer that came early has ended the upload
         try:
             if exchange.status > _LAST_STATUS:
                 return self._unanswered(turn, lease, ReplicaFailed(f"status {exchange.status}"))
             if exchange.status in _ELSEWHERE and self._may_go_elsewhere(turn, load, f"status_{exchange.status}"):
                 blame(lease, exchange.status, exchange.headers)
                 return True
-            await self._answers.relay(turn, lease, exchange, send)
+            await self._answers.relay(turn, lease, exchange, client)
             return False
         finally:
             exchange.close()
@@ -293,6 +295,17 @@ class Proxy:
         except NoReplica:
             return False
         return True
+
+
+def _target(scope: Scope) -> bytes:
+    """The target byte for byte where the lane offers it; ASGI itself does not tell `/a?` from `/a`."""
+    lane = scope.get("extensions", _NONE).get(LANE)
+    if lane is not None:
+        target: bytes = lane.target
+        return target
+    raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
+    query: bytes = scope["query_string"]
+    return raw_path + b"?" + query if query else raw_path
 
 
 def _nobody(turn: Turn, error: NoReplica) -> Refusal:

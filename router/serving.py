@@ -13,6 +13,7 @@ import uvicorn
 from router.app import Router
 from router.discovery import SourceError
 from router.logs import configure
+from router.server import Lane
 from router.settings import Settings
 
 _log = logging.getLogger("router")
@@ -115,7 +116,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def _config(app: object, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
-        http="httptools",
+        http=Lane,
         ws="none",  # an upgrade is refused by the proxy, in its own words
         lifespan="off",  # the router is started and stopped here, once for both ports
         log_config=None,

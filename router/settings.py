@@ -17,6 +17,7 @@ from router.core.keys import HINTS, STRONG
 from router.core.keys import Sources as SessionSources
 from router.discovery.source import replica_url
 from router.policies import names as policy_names
+from router.stores import sqlite_path
 
 # The first field of each group; a group runs to the next one's first field.
 GROUPS = {
@@ -95,10 +96,12 @@ def _later(value: object) -> object:
 
 def _store(value: str) -> str:
     scheme, colon, _ = value.partition("://")
-    if colon and scheme in {"sqlite", "redis", "rediss"}:
-        raise ValueError(f"{scheme}:// {_LATER}; until then the store is memory")
-    if value != "memory":
-        raise ValueError(f"expected memory, got {masked(value)!r}")
+    if colon and scheme in {"redis", "rediss"}:
+        raise ValueError(f"{scheme}:// {_LATER}; until then use memory or sqlite:///path")
+    if colon and scheme == "sqlite":
+        sqlite_path(value)
+    elif value != "memory":
+        raise ValueError(f"expected memory or sqlite:///path, got {masked(value)!r}")
     return value
 
 
@@ -249,7 +252,11 @@ class Settings(BaseSettings):
     """Where a request may name a group of sessions. A hint only chooses where the ring starts, because it may be one
     value for a whole application."""
     store: Annotated[str, AfterValidator(_store)] = "memory"
-    """Where bindings are kept. memory; sqlite:// and redis:// come in a later release and are refused now."""
+    """Where bindings are kept: memory, or sqlite:///path, an absolute path. memory, because a file needs a place that
+    outlives the router; redis:// comes in a later release and is refused now."""
+    binding_life: Seconds = 86400.0
+    """Seconds that a store keeps a session that is not seen any more. A day, because no KV cache holds it longer and
+    people come back the next morning."""
     idle_window: Seconds = 900.0
     """Seconds after which an idle session no longer counts as bound load. 900 s is three times the pause that 97 % of
     agents' turns stay under."""

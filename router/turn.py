@@ -3,8 +3,10 @@
 Law: a turn is entered in the ledger once, by whoever finishes it.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from router.core.decision import Decision
 from router.core.request import Request, Usage
@@ -62,6 +64,9 @@ class Window:
         return b"".join(self._chunks)[-_LAST_BYTES:]
 
 
+_UNREAD = Request("other")
+
+
 @dataclass(slots=True, eq=False)
 class Turn:
     head: Head
@@ -70,7 +75,7 @@ class Turn:
     request_id: bytes
     started: float  # when its head was read
     body: tuple[Buffer, ...] | AsyncIterator[Buffer] = ()
-    request: Request = field(default_factory=lambda: Request("other"))
+    request: Request = _UNREAD
     decision: Decision | None = None
     pinned: bool = False  # state on a replica forces that one: elsewhere it would mean nothing
     tried: list[str] = field(default_factory=list)  # replicas that did not take it
@@ -88,6 +93,13 @@ class Turn:
     outcome: Outcome = Outcome.REPLICA_ERROR
     usage: Usage | None = None
     error: str = ""  # for the log: what went wrong, in our words
+    task: "asyncio.Task[Any] | None" = None  # what serves it
+
+    def hung_up(self) -> None:
+        """The client has gone: whoever works on an answer for it stops."""
+        if not self.complete and self.task is not None:
+            self.gone = True
+            self.task.cancel()
 
     @property
     def resendable(self) -> bool:

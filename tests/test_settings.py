@@ -103,7 +103,6 @@ def test_passwords_in_addresses_are_not_repeated() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"store": "sqlite:///var/router.db"},
         {"store": "redis://h"},
         {"experiment": {"arms": []}},
         {"api_keys_file": "/keys"},

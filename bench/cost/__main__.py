@@ -7,9 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.cost.measure import Options, survey
+from bench.cost.measure import survey
 from bench.cost.peers import PEERS, Peer, custom, ours
 from bench.cost.plot import picture
+from bench.cost.results import Options
 from bench.cost.table import as_json, show
 from bench.cost.workloads import workloads
 
@@ -19,6 +20,9 @@ _DEFAULTS = Options()
 def main(arguments: list[str] | None = None) -> int:
     """Returns 0 if our own rows were measured, 1 if one was not, 2 for wrong arguments."""
     given = _parser().parse_args(arguments)
+    if sys.platform != "linux":
+        print("bench.cost: reads /proc, so it needs Linux", file=sys.stderr)
+        return 2
     try:
         peers = _chosen(given)
     except ValueError as error:

@@ -79,7 +79,7 @@ async def drive(port: int, workload: Workload, plan: Plan, sessions: Sessions) -
         for lane in run.lanes:
             lane.close()
     if run.tally.errors:
-        raise LoadError(f"{len(run.tally.errors)} wrong: {run.tally.errors[0]}")
+        raise LoadError(f"{workload.name}: {len(run.tally.errors)} wrong: {run.tally.errors[0]}")
     return run.tally
 
 

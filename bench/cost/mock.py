@@ -19,6 +19,7 @@ _HEAD = b"HTTP/1.1 200 OK\r\ndate: Thu, 01 Jan 2026 00:00:00 GMT\r\nserver: uvic
 _STREAM_HEAD = _HEAD + b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 _LAST = b"0\r\n\r\n"
 _HISTOGRAMS, _BUCKETS = 24, 26  # with the gauges about as many lines as a vLLM page has: scrapes cost what they cost
+_BLOCKS = 1_000_000_000  # of KV cache: more than all sessions of a run, so nobody's admission control holds any
 
 
 @dataclass(slots=True)
@@ -136,7 +137,7 @@ def _metrics() -> bytes:
         f"vllm:kv_cache_usage_perc{{{labels}}} 0.25",
         f"vllm:prefix_cache_queries_total{{{labels}}} 1000000.0",
         f"vllm:prefix_cache_hits_total{{{labels}}} 900000.0",
-        f'vllm:cache_config_info{{{labels},block_size="16",num_gpu_blocks="100000"}} 1.0',
+        f'vllm:cache_config_info{{{labels},block_size="16",num_gpu_blocks="{_BLOCKS}"}} 1.0',
     ]
     for number in range(_HISTOGRAMS):
         lines += [f"# HELP vllm:h{number} Seconds of something.", f"# TYPE vllm:h{number} histogram"]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.cost import configs
 from bench.cost.workloads import MODEL
 
 _INSTALL_SECONDS = 900  # litellm brings a hundred packages
@@ -176,26 +177,26 @@ def _litellm(site: Site) -> Start:
         f"      api_base: {url}/v1\n      api_key: none\n"
         for url in site.urls
     )
-    config = site.write("litellm.yaml", _LITELLM.format(entries=entries))
+    config = site.write("litellm.yaml", configs.LITELLM.format(entries=entries))
     command = [site.program("litellm"), "--config", config, "--host", "127.0.0.1", "--port", str(site.port)]
     return Start(command, {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False"})
 
 
 def _envoy(site: Site) -> Start:
-    hosts = "".join(_ENVOY_HOST.format(port=port) for port in site.replicas)
-    config = site.write("envoy.yaml", _ENVOY.format(port=site.port, hosts=hosts))
+    hosts = "".join(configs.ENVOY_HOST.format(port=port) for port in site.replicas)
+    config = site.write("envoy.yaml", configs.ENVOY.format(port=site.port, hosts=hosts))
     return Start([site.program("envoy"), "-c", config, "--concurrency", "1", "--log-level", "warn"])
 
 
 def _nginx(site: Site) -> Start:
     servers = "".join(f"    server 127.0.0.1:{port};\n" for port in site.replicas)
-    config = site.write("nginx.conf", _NGINX.format(folder=site.folder, port=site.port, servers=servers))
+    config = site.write("nginx.conf", configs.NGINX.format(folder=site.folder, port=site.port, servers=servers))
     return Start([site.program("nginx"), "-p", str(site.folder), "-c", config, "-e", "stderr"])
 
 
 def _haproxy(site: Site) -> Start:
     servers = "".join(f"  server r{number} 127.0.0.1:{port}\n" for number, port in enumerate(site.replicas))
-    config = site.write("haproxy.cfg", _HAPROXY.format(port=site.port, servers=servers))
+    config = site.write("haproxy.cfg", configs.HAPROXY.format(port=site.port, servers=servers))
     return Start([site.program("haproxy"), "-f", config])
 
 
@@ -216,100 +217,3 @@ PEERS = (
     ),
     Peer("litellm", "python", _litellm, "litellm[proxy]"),
 )
-
-_LITELLM = """\
-model_list:
-{entries}litellm_settings:
-  telemetry: false
-general_settings:
-  dangerously_permit_weak_or_unset_master_key: true
-"""
-
-_NGINX = """\
-daemon off;
-worker_processes 1;
-pid {folder}/nginx.pid;
-events {{ worker_connections 4096; }}
-http {{
-  access_log off;
-  client_body_temp_path {folder}/body;
-  proxy_temp_path {folder}/proxy;
-  fastcgi_temp_path {folder}/fastcgi;
-  uwsgi_temp_path {folder}/uwsgi;
-  scgi_temp_path {folder}/scgi;
-  keepalive_requests 100000000;
-  upstream replicas {{
-    hash $http_x_session_id consistent;
-{servers}    keepalive 64;
-    keepalive_requests 100000000;
-  }}
-  server {{
-    listen 127.0.0.1:{port};
-    client_max_body_size 0;
-    client_body_buffer_size 1m;
-    location / {{
-      proxy_pass http://replicas;
-      proxy_http_version 1.1;
-      proxy_set_header Connection "";
-      proxy_buffering off;
-      proxy_request_buffering off;
-      proxy_read_timeout 600s;
-    }}
-  }}
-}}
-"""
-
-_HAPROXY = """\
-global
-  nbthread 1
-  maxconn 4096
-defaults
-  mode http
-  option http-no-delay
-  timeout connect 5s
-  timeout client 600s
-  timeout server 600s
-frontend in
-  bind 127.0.0.1:{port}
-  default_backend replicas
-backend replicas
-  balance hdr(x-session-id)
-  hash-type consistent
-  http-reuse always
-{servers}"""
-
-_ENVOY_HOST = """
-        - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}}}"""
-_ENVOY = """\
-static_resources:
-  listeners:
-  - address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}
-    filter_chains:
-    - filters:
-      - name: envoy.filters.network.http_connection_manager
-        typed_config:
-          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
-          stat_prefix: in
-          route_config:
-            virtual_hosts:
-            - name: all
-              domains: ["*"]
-              routes:
-              - match: {{prefix: "/"}}
-                route:
-                  cluster: replicas
-                  timeout: 0s
-                  hash_policy: [{{header: {{header_name: x-session-id}}}}]
-          http_filters:
-          - name: envoy.filters.http.router
-            typed_config: {{"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
-  clusters:
-  - name: replicas
-    type: STATIC
-    lb_policy: RING_HASH
-    connect_timeout: 5s
-    load_assignment:
-      cluster_name: replicas
-      endpoints:
-      - lb_endpoints:{hosts}
-"""

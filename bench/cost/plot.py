@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from bench.cost.measure import Results, Row
+from bench.cost.results import Results, Row
 
 _WIDTH, _BAR, _GAP, _LABEL, _TITLE = 420, 16, 4, 190, 30  # pixels
 _COLUMNS = 2

@@ -7,7 +7,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from bench.cost.measure import Results, Row
+from bench.cost.results import Results, Row
 from bench.cost.targets import best, verdicts
 
 

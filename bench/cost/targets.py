@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from bench.cost.measure import Results, Row
+from bench.cost.results import Results, Row
 
 # CPU per request over that of the best Rust LLM router in the same run.
 FAST: Mapping[str, float] = MappingProxyType(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from bench.model import Job
 from bench.simulation.asks import BYTES_PER_TOKEN, Ask, Caller
@@ -32,7 +33,7 @@ class Agents:
         seed = self._options.seed
         skip = int(len(session.turns) * (0.25 + mix(seed, "enter", number) % 1000 / 2000))
         start = mix(seed, "start", number) % 1000 / 1000 * _STAGGER
-        for prompted in list(prompts(session))[skip:]:
+        for prompted in islice(prompts(session), skip, None):
             yield self._ask(session, prompted, start)
             start = -1.0
         while True:

@@ -25,6 +25,11 @@ class Binding:
     misses: int = 0  # replies in a row whose cached tokens fell far short of what home should have held
     kind: str = "unknown"  # how its last turn ended: tool, end, unknown
     counted: bool = False  # part of its home's bound tokens now
+    slot: int = 0  # when it was counted, in Bound's steps
+    recalled: bool = False  # put back from a store and not seen here since
+    started_at: float | None = None  # of the engine it was put back for, epoch seconds; None = bound here, or unknown
+    told: int = 0  # its context when it was last written to a store
+    told_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +103,24 @@ class Affinity:
         # The deepest known link is put again: it keeps the conversation's way back alive.
         for link in request.chain[max(known, 0) :]:
             self._links.put(link, binding.session)
+        return self._let_go()
+
+    def _let_go(self) -> list[Binding]:
         gone = []
         while len(self._sessions) > self._max_sessions:
             gone.append(self._sessions.popitem(last=False)[1])
         return gone
+
+    def binding(self, session: int) -> Binding | None:
+        return self._sessions.get(session)
+
+    def restore(self, binding: Binding, *links: int) -> list[Binding]:
+        """Bind without a request; `links` that lead elsewhere already stay, but for the last. Returns who had to go."""
+        self._sessions[binding.session] = binding
+        for link in links:
+            if link and (link is links[-1] or self._links.peek(link) is None):
+                self._links.put(link, binding.session)
+        return self._let_go()
 
     def answered(self, response_id: str, binding: Binding) -> None:
         self._responses.put(response_id, (binding.replica, binding.session))

@@ -35,6 +35,7 @@ class Home:
     expected_cached: int  # tokens of this prompt that home should hold; 0 if lost
     lost: bool = False  # restarted, or seen to have evicted the session
     extends: bool = True  # False: the prompt was rewritten (compaction), so moving is free
+    evicted: bool = False  # home's cache was full of what was used since: most of it is gone, so moving is free
 
 
 @dataclass(frozen=True, slots=True)

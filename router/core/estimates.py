@@ -5,8 +5,10 @@ from router.core.bounded import Generations
 _MODELS = 1024  # distinct models that a client can make us remember
 _BYTES_PER_TOKEN = (0.25, 64.0)  # outside of this a sample is an image, an error or a lie
 _SLOWEST = 1.0  # tokens per second; nothing divides by zero
-_SEED_SECONDS = 10.0  # what the seed weighs: the first minute of work outweighs it
-_MEMORY_SECONDS = 120.0  # of work remembered: a replica that slows down is known within minutes
+_SPAN_SECONDS = 30.0  # of work measured at once, at least
+_SPAN_QUEUES = 4.0  # what was done over what was owed at its ends: the two bounds are then within a quarter
+_TRUST_SECONDS = 10.0  # of work that may move the estimate by half a step: shorter spans are mostly overhead
+_STEP = 0.3  # of the rate: one reply whose prompt was cached against expectation cannot throw it
 _BUSY_TOKENS = 2048  # owed: less than that times the overhead of a request, not prefill
 
 
@@ -42,40 +44,71 @@ class Estimates:
 
 
 class PrefillMeter:
-    """Prefill rate of one replica: uncached tokens computed, over the time in which enough of them were owed.
+    """Prefill rate of one replica, from bounds that hold whatever order the engine works in.
 
-    That quotient holds whatever order the engine works in. A single request's tokens over its time to
-    first token does not: engines share prefill among requests, so a short one overtakes the whole queue
-    and a long one pays for those that came later.
+    While enough is owed, the engine computed at least what was answered less what was owed at first, and at most
+    what was answered and what is still owed. A rate between the two is not corrected: with a long queue shared out by
+    chunks nothing is answered for minutes, and that says nothing. A single request's tokens over its time to first
+    token would say less: a short one overtakes the whole queue and a long one pays for those that came later.
     """
 
-    __slots__ = ("_busy_since", "_seconds", "_tokens")
+    __slots__ = ("_done", "_learned_at", "_lost", "_owed", "_owed_first", "_rate", "_since")
 
     def __init__(self, seed: float) -> None:
-        self._seconds = _SEED_SECONDS
-        self._tokens = seed * _SEED_SECONDS
-        self._busy_since: float | None = None
+        self._rate = seed
+        self._owed = 0
+        self._since: float | None = None  # when this span of work began; None = too little is owed
+        self._learned_at = 0.0
+        self._owed_first = 0
+        self._done = 0
+        self._lost = 0
 
     @property
     def rate(self) -> float:
         """Tokens per second."""
-        return max(self._tokens / self._seconds, _SLOWEST)
-
-    @property
-    def busy(self) -> bool:
-        return self._busy_since is not None
+        return max(self._rate, _SLOWEST)
 
     def owes(self, tokens: int, now: float) -> None:
         """The queue changed to this many uncached tokens."""
-        if self._busy_since is not None:
-            self._elapsed(now - self._busy_since)
-        self._busy_since = now if tokens >= _BUSY_TOKENS else None
+        before, self._owed = self._owed, tokens
+        if self._since is None:
+            if tokens >= _BUSY_TOKENS:
+                self._begin(before, now)
+            return
+        self._learn(now - self._since, now - self._learned_at)
+        self._learned_at = now
+        if tokens < _BUSY_TOKENS:
+            self._since = None
+        elif self._is_told(now - self._since):
+            self._begin(tokens, now)
 
     def computed(self, tokens: int) -> None:
         """So much of a prompt was computed; negative takes back what was believed before the reply told."""
-        self._tokens = max(self._tokens + tokens, 0.0)
+        self._done += tokens
 
-    def _elapsed(self, seconds: float) -> None:
-        keep = _MEMORY_SECONDS / (_MEMORY_SECONDS + seconds)
-        self._seconds = self._seconds * keep + seconds
-        self._tokens *= keep
+    def abandoned(self, tokens: int) -> None:
+        """A request left the queue unanswered: any part of it may have been computed."""
+        self._lost += tokens
+
+    def proved(self, tokens: int, seconds: float) -> None:
+        """A reply says that so many tokens of its prompt were computed within its time to first token."""
+        if seconds > 0 and tokens > self._rate * seconds:
+            step = _STEP * seconds / (seconds + _TRUST_SECONDS)
+            self._rate = nudge(self._rate, tokens / seconds, step, step)
+
+    def _begin(self, owed: int, now: float) -> None:
+        self._since = self._learned_at = now
+        self._owed_first, self._done, self._lost = owed, 0, 0
+
+    def _is_told(self, seconds: float) -> bool:
+        """The span is long, and what is owed at its ends no longer matters: a new one sees a change of speed sooner."""
+        return seconds >= _SPAN_SECONDS and self._done >= _SPAN_QUEUES * (self._owed_first + self._lost + self._owed)
+
+    def _learn(self, seconds: float, fresh: float) -> None:
+        """`fresh` of the span's seconds passed since the last look."""
+        if fresh <= 0:
+            return
+        least = (self._done - self._owed_first) / seconds
+        most = max(self._done + self._lost + self._owed, 0) / seconds
+        step = _STEP * fresh / (fresh + _TRUST_SECONDS)
+        self._rate = nudge(self._rate, min(max(self._rate, least), most), step, step)

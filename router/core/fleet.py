@@ -14,9 +14,13 @@ from router.core.decision import Decision, Held, Home, Reason, Snapshot
 from router.core.estimates import Estimates, PrefillMeter
 from router.core.health import HealthRules, probed, relax
 from router.core.lease import Lease
+from router.core.placed import is_lost
 from router.core.pools import Pool, Pools
 from router.core.replica import Load, Replica, Signals, State
 from router.core.request import Request
+
+_FORGET = 0.99  # of the traffic before a scrape: a minute or two at the default interval
+_EVICTED = 0.5  # less than that is left of what home should hold: staying costs nearly what moving does
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,9 @@ class FleetOptions:
     mean_context: float = 122_000.0  # tokens: the mean of real agent sessions, until sessions of our own are bound
     kv_capacity_tokens: float | None = None  # where the engine does not say
     max_inflight: int | None = None  # per replica
+    tell_growth: float = 1.25  # a stored context is at most so much too small: home is believed a fifth colder
+    tell_tokens: int = 4096  # growth below this is not worth a write
+    tell_seconds: float = 21_600.0  # a binding in use is written again: a quarter of a day, the life of a stored one
     admission: AdmissionOptions | None = None  # None: off
     health: HealthRules = field(default_factory=HealthRules)
 
@@ -49,6 +56,7 @@ class Fleet:
         self.affinity = Affinity(self.options.max_sessions, self.options.max_prefixes)
         self.bound = Bound(self.options.idle_window, self.options.mean_context)
         self.admission = Admission(self.options.admission) if self.options.admission is not None else None
+        self.on_bound: Callable[[Binding, str], None] | None = None  # gets the replica it was at before
         self.pending: dict[int, list[Load]] = {}  # session without a binding → where its open leases run
         self._loads: dict[str, Load] = {}
         self._pools = Pools()
@@ -116,9 +124,19 @@ class Fleet:
         if restarted:
             load.incarnation += 1
             self._lost(load)
+        self._compare_traffic(load, signals, restarted)
         load.signals, load.signals_at = signals, self.now()
         load.dispatched_since_scrape = 0
         return restarted
+
+    @staticmethod
+    def _compare_traffic(load: Load, signals: Signals, restarted: bool) -> None:
+        """How much of what the engine was asked came from here."""
+        before, after = load.signals.cache_queries, signals.cache_queries
+        if before is None or after is None or restarted:
+            return
+        load.sent_tokens *= _FORGET
+        load.seen_tokens = load.seen_tokens * _FORGET + after - before
 
     def _lost(self, load: Load) -> None:
         """What was cached there is gone."""
@@ -249,9 +267,19 @@ class Fleet:
             running = self.pending.get(found.session)
             return Home(running[0].id, reason, 0) if running else None
         load = self._loads.get(binding.replica)
-        lost = load is None or load.incarnation != binding.incarnation or binding.misses >= 2
+        lost = load is None or is_lost(binding, load) or binding.misses >= 2
         expected, extends = self._expected(request, found)
-        return Home(binding.replica, reason, 0 if lost else expected, lost, extends)
+        if load is None or lost:
+            return Home(binding.replica, reason, 0, True, extends)
+        kept = min(expected, self._kept(binding, load))
+        return Home(binding.replica, reason, kept, False, extends, evicted=kept < _EVICTED * expected)
+
+    def _kept(self, binding: Binding, load: Load) -> int:
+        """Tokens of the session that home had room for: engines let go of what was used longest ago, its end first."""
+        capacity = load.kv_capacity_tokens
+        if capacity is None or load.is_shared:
+            return binding.context
+        return min(max(int(capacity) - self.bound.newer(binding), 0), binding.context)
 
     def _expected(self, request: Request, found: Found) -> tuple[int, bool]:
         """(tokens of this prompt that home should hold, whether the prompt still extends what home holds)."""
@@ -271,7 +299,7 @@ class Fleet:
         if holder is None:
             return None
         load = self._loads.get(holder.replica)
-        if load is None or load.incarnation != holder.incarnation:
+        if load is None or is_lost(holder, load):
             return None
         return Held(holder.replica, self.estimates.tokens(request.model, request.sizes[found.known]))
 
@@ -289,22 +317,39 @@ class Fleet:
         if not found.session:
             return None
         binding = None if found.fork else found.binding
+        before, told = binding.replica if binding is not None else "", False
         if binding is None:
             binding = Binding(found.session, load.id, load.incarnation, 0)
-        elif binding.replica != load.id or binding.incarnation != load.incarnation:
+        elif binding.replica != load.id or is_lost(binding, load):
             self.bound.forget(binding, self._loads)
             binding.replica, binding.incarnation, binding.misses = load.id, load.incarnation, 0
+        else:
+            told = self.on_bound is None or self._is_told(binding, context)
+        binding.recalled, binding.started_at = False, None
         binding.seen = self.now()
         if request.chain:
             # Another thread of the same session (other tools and system) does not shrink its context.
             context = context if binding.root in (0, request.chain[0]) else max(context, binding.context)
             binding.root, binding.tail = request.chain[0], request.chain[-1]
         for gone in self.affinity.put(binding, request, found.known):
-            self.bound.forget(gone, self._loads)
-            if self.admission is not None:
-                self.admission.leave(gone.session)
+            self.let_go(gone)
         self.bound.count(binding, context, self._loads)
+        if self.on_bound is not None and not told:
+            binding.told, binding.told_at = context, binding.seen
+            self.on_bound(binding, before)
         return binding
+
+    def let_go(self, binding: Binding) -> None:
+        """The maps had no room for it any more."""
+        self.bound.forget(binding, self._loads)
+        if self.admission is not None:
+            self.admission.leave(binding.session)
+
+    def _is_told(self, binding: Binding, context: int) -> bool:
+        options = self.options
+        if self.now() - binding.told_at >= options.tell_seconds:
+            return False
+        return context < max(binding.told * options.tell_growth, binding.told + options.tell_tokens)
 
 
 def _went_back(before: float | None, after: float | None) -> bool:

@@ -20,8 +20,8 @@ class Lease:
     """Use as a context manager. Closing is idempotent and gives back to the very load it was taken from."""
 
     __slots__ = (
-        "_binding", "_expected", "_first", "_fleet", "_found", "_metered", "_prompt", "_queued", "_request",
-        "_uncached", "closed", "load",
+        "_answered", "_binding", "_expected", "_first", "_fleet", "_found", "_opened_at", "_prompt", "_queued",
+        "_request", "_uncached", "_waited", "closed", "load",
     )  # fmt: skip
 
     def __init__(self, fleet: "Fleet", load: Load, request: Request, found: Found, prompt: int, expected: int) -> None:
@@ -33,9 +33,12 @@ class Lease:
         self._queued = max(prompt - expected, 0)
         load.inflight += 1
         load.dispatched_since_scrape += 1
+        load.sent_tokens += prompt
         self._uncached = self._queued
         self._owe(self._queued)
-        self._metered = load.meter is not None and load.meter.busy
+        self._answered = False
+        self._opened_at = fleet.now()
+        self._waited = 0.0  # seconds until the first byte
         self._first = bool(found.session) and (found.binding is None or found.fork)
         self._take_place()
         if self._first:  # a provisional binding: other first turns of this session follow it
@@ -52,9 +55,11 @@ class Lease:
     def first_byte(self) -> None:
         """A success began to answer: the prompt is computed, and cached there."""
         fleet, load = self._fleet, self.load
+        self._answered = True
+        self._waited = fleet.now() - self._opened_at
+        if load.meter is not None:
+            load.meter.computed(self._queued)
         self._leave_queue()
-        if self._metered and load.meter is not None:
-            load.meter.computed(self._uncached)
         before = load.state
         answering(load, fleet.now())
         if load.state is not before:
@@ -106,6 +111,8 @@ class Lease:
             return
         self.closed = True
         self.load.inflight -= 1
+        if self.load.meter is not None:
+            self.load.meter.abandoned(self._queued)  # nothing, once it was answered
         self._leave_queue()
         self._rest()
         if self._first:
@@ -119,7 +126,8 @@ class Lease:
         now = fleet.now()
         binding = None if found.fork else found.binding
         if fleet.admission is not None and found.session:
-            if binding is not None and not fleet.admission.running(found.session):
+            known = binding is not None and not binding.recalled  # what a store says of the last turn is old
+            if binding is not None and known and not fleet.admission.running(found.session):
                 fleet.admission.came_back(binding.kind, now - binding.seen)
             fleet.admission.enter(found.session, self.load, self._prompt, now)
 
@@ -148,6 +156,7 @@ class Lease:
     def _correct(self, usage: Usage) -> None:
         """The first byte was taken as proof of the uncached tokens that were expected; the engine knows better."""
         known = usage.prompt_tokens is not None and usage.cached_tokens is not None
-        if known and self._metered and self.load.meter is not None:
+        if known and self._answered and self.load.meter is not None:
             real = max((usage.prompt_tokens or 0) - (usage.cached_tokens or 0), 0)
             self.load.meter.computed(real - self._uncached)
+            self.load.meter.proved(real, self._waited)

@@ -71,6 +71,8 @@ class Load:
     signals: Signals = Signals()
     signals_at: float | None = None  # when the last good scrape came; None = never
     dispatched_since_scrape: int = 0
+    sent_tokens: float = 0.0  # of prompts, by this router; both sums forget within minutes
+    seen_tokens: float = 0.0  # of prompts, by whoever, as the engine counts them
     hit_ratio: float | None = None  # cached share of recent prompts, as replies report; None = none reported
     failures: int = 0  # consecutive, its own fault
     bad_probes: int = 0  # consecutive
@@ -83,6 +85,11 @@ class Load:
     def kv_capacity_tokens(self) -> float | None:
         known = self.signals.kv_capacity_tokens
         return known if known is not None else self.kv_capacity_default
+
+    @property
+    def is_shared(self) -> bool:
+        """Others send there too, as far as the engine's own counters show: what we saw of its cache is not all."""
+        return self.seen_tokens > 1.5 * self.sent_tokens + 100_000  # estimates of prompts are off by a third at first
 
     @property
     def draining(self) -> bool:

@@ -1,14 +1,14 @@
 """What every API family answers: how a request is read, what a reply says of itself, how a failure is told."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from router.core.keys import Sources
 from router.core.request import Request, Usage
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Head:
     """The head of a request, as far as reading needs it."""
 
@@ -16,10 +16,14 @@ class Head:
     path: str  # decoded: it is matched, never forwarded
     query: bytes
     headers: Sequence[tuple[bytes, bytes]]  # names in lower case
+    fields: Mapping[bytes, bytes] = field(init=False, repr=False)  # the first of each name: looked at ten times
+
+    def __post_init__(self) -> None:
+        self.fields = dict(reversed(self.headers))
 
     def header(self, name: bytes) -> bytes:
         """The first value of a header, stripped; empty if it is not there."""
-        return next((value.strip() for key, value in self.headers if key == name), b"")
+        return self.fields.get(name, b"").strip()
 
 
 class Dialect(Protocol):

@@ -16,6 +16,7 @@ from router.core.ring import mix
 from router.policies import in_range
 
 _PLACEMENTS = ("cost", "ring")
+_FREE = ("rewritten", "evicted")  # home is left only because moving costs no more than staying
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Locality:
             return "lost"
         if not home.extends:
             return "rewritten"
+        if home.evicted:
+            return "evicted"
         if self.migrate_gap and len(snapshot.loads) > 1:
             staying = prefill_seconds(load, snapshot.prompt_tokens - home.expected_cached, snapshot.now)
             moving = min(prefill_seconds(other, snapshot.prompt_tokens, snapshot.now) for other in snapshot.loads)
@@ -95,7 +98,7 @@ class Locality:
 
     def _walk(self, key: int, snapshot: Snapshot, left: tuple[tuple[str, str], ...]) -> Iterator[str]:
         """Eligible replicas in ring order; a home that is only left because moving is free comes first."""
-        home = left[0][0] if left and left[0][1] == "rewritten" else ""
+        home = left[0][0] if left and left[0][1] in _FREE else ""
         if home:
             yield home
         for replica in snapshot.ring.walk(key):

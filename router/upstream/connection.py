@@ -131,13 +131,26 @@ class Connection(asyncio.Protocol):
 
     def wait(self, started: bool) -> "asyncio.Future[None]":
         """The future of one wait, watched by the right deadline."""
-        self.deadline = self._loop.time() + self._owner.timeouts.idle if started else self._first_by
+        self.deadline = self._due(started)
         return self._loop.create_future()
+
+    def _due(self, started: bool) -> float:
+        if self.paused:
+            return inf  # the client's pace, not the replica's
+        return self._loop.time() + self._owner.timeouts.idle if started else self._first_by
+
+    def pause(self) -> None:
+        if not self.paused and self._transport is not None:
+            self.paused = True
+            self.deadline = inf
+            self._transport.pause_reading()
 
     def resume(self) -> None:
         self.paused = False
         if self._transport is not None:
             self._transport.resume_reading()
+        if self._exchange is not None and self._exchange.piped:
+            self.deadline = self._due(self._exchange.started)
 
     # The transport's side.
 
@@ -174,15 +187,18 @@ class Connection(asyncio.Protocol):
                 self.drop(self.death(f"malformed response: {error.__context__ or error}"))
                 return
         if exchange.complete:
+            exchange.flush()
             self._finish(exchange)
         elif self._quiet > MAX_HEAD_BYTES:
             self.drop(self.death(f"malformed response: {self._quiet} bytes without an end of head or a body"))
         elif exchange.unread:
+            if exchange.flush():
+                self.deadline = self._due(True)
+                return
             self.deadline = inf
             exchange.wake()
-            if exchange.unread > self._owner.buffer_bytes and not self.paused and self._transport is not None:
-                self.paused = True
-                self._transport.pause_reading()
+            if exchange.unread > self._owner.buffer_bytes:
+                self.pause()
 
     def pause_writing(self) -> None:
         self._stalled = True

@@ -4,6 +4,7 @@ Law: whichever way an exchange ends, by its end, an error, a cancellation or `cl
 """
 
 from asyncio import Future
+from collections.abc import Callable
 from typing import Protocol
 
 from router.upstream.errors import Truncated, UpstreamError
@@ -16,6 +17,7 @@ class Wire(Protocol):
     paused: bool
 
     def wait(self, started: bool) -> "Future[None]": ...
+    def pause(self) -> None: ...
     def resume(self) -> None: ...
     def drop(self, error: Exception | None) -> None: ...
 
@@ -31,6 +33,7 @@ class Exchange:
     __slots__ = (
         "_chunks",
         "_error",
+        "_sink",
         "_started",
         "_waiter",
         "_wire",
@@ -54,6 +57,45 @@ class Exchange:
         self._started = False  # the first byte of the body has come
         self._error: Exception | None = None
         self._waiter: Future[None] | None = None
+        self._sink: Callable[[bytes], None] | None = None
+
+    def whole(self) -> bytes | None:
+        """All of the body where it has come already, else nothing."""
+        if not self.complete:
+            return None
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks.clear()
+        self.unread = 0
+        return data
+
+    async def pipe(self, sink: Callable[[bytes], None]) -> None:
+        """Call `sink` with every piece where it is received, until the clean end: no task runs per piece.
+
+        Raises as `read` does.
+        """
+        self._sink = sink
+        try:
+            self.flush()
+            while not self.complete:
+                if self._error is not None:
+                    raise self._error
+                self._waiter = waiter = self._wait()
+                try:
+                    await waiter
+                except BaseException:  # cancelled: nobody will read on
+                    self.close()
+                    raise
+        finally:
+            self._sink = None
+
+    def hold(self) -> None:
+        """Whoever is piped to cannot take more: slow the replica down."""
+        if self._wire is not None:
+            self._wire.pause()
+
+    def go_on(self) -> None:
+        if self._wire is not None and self._wire.paused:
+            self._wire.resume()
 
     async def read(self) -> bytes:
         """All that has come since the last read, waiting for it if need be; b"" at the clean end.
@@ -113,6 +155,22 @@ class Exchange:
     def started(self) -> bool:
         return self._started
 
+    def flush(self) -> bool:
+        """Hand over what is unread; False where nobody is piped to."""
+        sink, chunks = self._sink, self._chunks
+        if sink is None:
+            return False
+        if chunks:
+            data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            chunks.clear()
+            self.unread = 0
+            sink(data)
+        return True
+
+    @property
+    def piped(self) -> bool:
+        return self._sink is not None
+
     def wake(self) -> None:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
@@ -122,4 +180,5 @@ class Exchange:
         """The connection lets go: with an error, or because the exchange is complete."""
         self._wire = None
         self._error = error
+        self.flush()
         self.wake()

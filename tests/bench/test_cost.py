@@ -15,11 +15,12 @@ import uvloop
 from bench import micro
 from bench.cost.__main__ import main
 from bench.cost.load import LoadError, Plan, Sessions, Tally, drive
-from bench.cost.measure import Cell, Latency, Memory, Options, Results, Row, survey
+from bench.cost.measure import survey
 from bench.cost.mock import running_replicas
 from bench.cost.peers import InstallError, Peer, Site, Start, custom, install, ours
 from bench.cost.plot import picture
 from bench.cost.process import StartError, running, until
+from bench.cost.results import Cell, Latency, Memory, Options, Results, Row
 from bench.cost.table import as_json
 from bench.cost.targets import verdicts
 from bench.cost.workloads import DIGITS, Body, Workload, requests_of, workloads

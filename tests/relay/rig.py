@@ -7,18 +7,22 @@ import asyncio
 import logging
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from router.app import Router
 from router.control import is_own
 from router.core.replica import Load, State
+from router.server import Lane
 from router.serving import _config
 from router.serving import _listen as listen
 from router.settings import Settings
@@ -32,9 +36,23 @@ HELLO = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 HELLO_STREAM = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}'
 TOKEN = {"choices": [{"index": 0, "delta": {"content": "a"}}]}
 
+# The fast lane is what `serve` runs; the standard one stands for every other ASGI server.
+LANES: Mapping[str, Any] = MappingProxyType({"fast": Lane, "standard": HttpToolsProtocol})
+_lane: ContextVar[str] = ContextVar("lane", default="fast")
+
 _AUTHORITY = Path(__file__).with_name("authority.pem")  # of nobody; the system's take 70 ms to read, for each test
 _PROBED = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 27\r\n\r\n"
 _PROBED += b'{"object":"list","data":[]}'
+
+
+@contextmanager
+def on_lane(name: str) -> Iterator[None]:
+    """Every rig built in this context is on that lane."""
+    token = _lane.set(name)
+    try:
+        yield
+    finally:
+        _lane.reset(token)
 
 
 def run(transcript: Callable[[], Awaitable[None]]) -> None:
@@ -261,7 +279,7 @@ async def rig(*replicas: Mock | str, ready: bool = True, **settings: Any) -> Asy
     errors = _Errors()
     logging.getLogger("uvicorn.error").addHandler(errors)
     state = ServerState()
-    server = await _listen(rig, state, listener)
+    server = await _listen(rig, state, listener, _lane.get())
     try:
         yield rig
         for client in rig.clients:
@@ -279,8 +297,8 @@ async def rig(*replicas: Mock | str, ready: bool = True, **settings: Any) -> Asy
     await until(lambda: not _stray(before), lambda: _stray(before))
 
 
-async def _listen(rig: Rig, state: ServerState, listener: socket.socket) -> asyncio.Server:
-    """As `serve` does it, with its own configuration of the server."""
+async def _listen(rig: Rig, state: ServerState, listener: socket.socket, lane: str) -> asyncio.Server:
+    """As `serve` does it, with its own configuration of the server but for the lane under test."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         rig.sent += not is_own(scope["path"], scope["method"])
@@ -288,9 +306,8 @@ async def _listen(rig: Rig, state: ServerState, listener: socket.socket) -> asyn
 
     config = _config(app, rig.router.settings)
     config.load()
-    protocol: Any = config.http_protocol_class
     return await asyncio.get_running_loop().create_server(
-        lambda: protocol(config=config, server_state=state, app_state={}), sock=listener
+        lambda: LANES[lane](config=config, server_state=state, app_state={}), sock=listener
     )
 
 

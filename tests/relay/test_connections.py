@@ -137,9 +137,10 @@ def test_small_writes_leave_at_once_on_every_loop() -> None:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-@pytest.mark.xfail(strict=True, reason="uvicorn stops reading behind a request that runs, so nobody sees the end")
-def test_hanging_up_on_a_queue_of_requests_ends_the_one_that_runs() -> None:
+def test_hanging_up_on_a_queue_of_requests_ends_the_one_that_runs(lane: str) -> None:
     """F16"""
+    if lane == "standard":
+        pytest.xfail("uvicorn stops reading behind a request that runs, so nobody sees the end")
 
     async def main() -> None:
         async with fleet([[hang()]]) as (rig, engine):

@@ -1,0 +1,526 @@
+"""The fast lane: uvicorn's HTTP protocol, offering the proxy a request's buffers and the way to its client's socket.
+
+Law: the app sees plain ASGI; what is more stands in `scope["extensions"]["router.lane"]`. Whatever comes over a
+connection is bounded in size and in time, and what could be read in two ways is refused.
+"""
+
+import asyncio
+import urllib.parse
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from math import inf
+from typing import Any, TypeAlias
+
+import httptools
+import msgspec
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from router.headers import Header
+from router.receipt import LANE, Message, Piped, TooLarge
+from router.turn import Gone
+
+MAX_HEAD_BYTES = 64 * 1024  # clients send 1-4 KiB; nginx allows 32, and tokens in headers grow
+MAX_HEADERS = 256  # an order of magnitude above any client behind any gateway
+HEAD_SECONDS = 10.0  # from the first byte of a head to its last: a lost segment is sent again within 3
+BODY_SECONDS = 60.0  # without a byte of a body that somebody waits for; nginx and haproxy say the same
+_AHEAD = 32  # pipelined requests taken in behind the one that runs: reading on is what notices a hang-up
+_AHEAD_BYTES = 256 * 1024  # of their bodies, and of an upload that nobody has taken yet
+_FILL = range(64 * 1024, 4 * 1024 * 1024)  # announced sizes for which a buffer is made before the bytes are there
+
+Place: TypeAlias = tuple[str, bytes, bytes, bytes]  # decoded path, raw path, query, and the target as it is sent on
+_REASONS = {400: "bad_request", 408: "request_timeout", 431: "head_too_large"}
+
+
+class Lane(HttpToolsProtocol):
+    """One connection of a client. Requests are answered one after the other, in the order in which they came."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._running: Passage | None = None  # the one that is being answered
+        self._coming: Passage | None = None  # the one whose body is being read
+        self._ahead: deque[Passage] = deque()
+        self._url, self._last_url = b"", b""
+        self._place: Place = "", b"", b"", b""  # of `_last_url`: clients ask for the same again
+        self._in_head = False  # a head has begun and not ended
+        self._quiet = 0  # bytes since the last byte of a body or the end of a message
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = self._deadline = inf
+        self._late: Callable[[], None] = self._close
+        self._deaf = False  # nothing more is read: the client broke the protocol, or is leaving
+        self._refusal = b""  # told once everything before it has been answered
+        self.stalled = False  # the client does not read
+
+    # The transport's side
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._rest()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.connections.discard(self)
+        self._deaf = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        lost = ((self._running,) if self._running is not None else ()) + tuple(self._ahead)
+        self._ahead.clear()
+        for passage in lost:
+            passage.lost()
+        self.flow.resume_writing()
+        self.parser = None  # type: ignore[assignment]  # breaks the cycle of bound callbacks
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        self._quiet += len(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as error:
+            self._refuse(400, f"malformed request: {error.__context__ or error}")
+            return
+        if self._quiet > MAX_HEAD_BYTES:  # a head, or what may stand around chunks and behind them
+            self._refuse(431, f"the head exceeds {MAX_HEAD_BYTES} bytes")
+        elif self._coming is not None:
+            self._watch(BODY_SECONDS, self._slow_body)
+        elif self._in_head and (self._deadline == inf or self._late != self._slow_head):
+            self._watch(HEAD_SECONDS, self._slow_head)
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:  # ignored (RFC 9110 section 7.8), or refused by the proxy
+            rest = data[upgrade.args[0] :]
+            if rest and not self._deaf:
+                self._feed(rest)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.stalled = True
+        if self._running is not None:
+            self._running.hold()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.stalled = False
+        if self._running is not None:
+            self._running.go_on()
+
+    def shutdown(self) -> None:
+        """Called by the server: close as soon as what runs has been answered."""
+        if self._running is None:
+            self.transport.close()
+        else:
+            self._running.keep_alive = False
+
+    # The parser's side
+
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._in_head = True
+        self.headers = []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # else a trailer, which nobody has checked
+            self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        parser, headers = self.parser, self.headers
+        self._in_head = False
+        version = parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise ValueError(f"HTTP version {version}")
+        if self._url != self._last_url:
+            self._place, self._last_url = _place(self._url), self._url
+        passage = Passage(self, parser.get_method(), self._place, headers, version == "1.1")
+        passage.keep_alive = passage.chunks and parser.should_keep_alive()
+        if len(headers) > MAX_HEADERS or (self._quiet > MAX_HEAD_BYTES and _size(headers) > MAX_HEAD_BYTES):
+            self._refuse(431, f"the head exceeds {MAX_HEADERS} fields or {MAX_HEAD_BYTES} bytes")
+            return
+        if not passage.chunks and any(name == b"transfer-encoding" for name, _ in headers):
+            raise ValueError("a transfer coding in HTTP/1.0")
+        if self._deaf:
+            return
+        self._coming = passage
+        if self._running is None:
+            self._start(passage)
+        else:
+            self._ahead.append(passage)
+            if len(self._ahead) > _AHEAD:
+                self.flow.pause_reading()
+
+    def on_body(self, body: bytes) -> None:
+        passage = self._coming
+        self._quiet = 0
+        if passage is None or passage.ended:
+            return  # an answer that came early: the rest is let pass
+        passage.arrived(body)
+        if passage.waits_for_room or (passage is not self._running and passage.size > _AHEAD_BYTES):
+            self.flow.pause_reading()
+
+    def on_message_complete(self) -> None:
+        passage, self._coming = self._coming, None
+        self._quiet = 0
+        self._deadline = inf
+        if passage is not None:
+            passage.whole = True
+            passage.wake()
+
+    # Requests, one after the other
+
+    def scope_of(self, passage: "Passage", place: Place) -> dict[str, Any]:
+        path, raw_path, query, _ = place
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.1" if passage.chunks else "1.0",
+            "method": passage.method.decode("ascii"),
+            "scheme": self.scheme,
+            "path": path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "root_path": "",
+            "headers": passage.headers,
+            "client": self.client,
+            "server": self.server,
+            "extensions": {LANE: passage},
+        }
+
+    def _start(self, passage: "Passage") -> None:
+        self._running = passage
+        passage.task = task = self.loop.create_task(self._serve(passage))
+        self.tasks.add(task)
+
+    async def _serve(self, passage: "Passage") -> None:
+        try:
+            await self.app(passage.scope, passage.receive, passage.send)
+            if not passage.ended and not passage.gone:
+                self._failed(passage, None)
+        except BaseException as error:  # whatever it was, the connection must not hang
+            self._failed(passage, error)
+        finally:
+            self.tasks.discard(passage.task)
+
+    def _failed(self, passage: "Passage", error: BaseException | None) -> None:
+        if error is not None:
+            self.logger.error("Exception in ASGI application\n", exc_info=error)
+        if passage.started or passage.gone:  # an answer that broke off is cut
+            if passage.endless:  # an orderly end of the connection would be that of the answer
+                self.transport.abort()
+            self.transport.close()
+            return
+        passage.refuse(500, "internal_error", "the router failed")
+
+    def answered(self, passage: "Passage") -> None:
+        """Its last byte is written."""
+        self.server_state.total_requests += 1
+        self._running = None
+        if not passage.keep_alive:
+            self._close()
+            return
+        self.flow.resume_reading()
+        if self._ahead:
+            self._start(self._ahead.popleft())
+        elif self._refusal:
+            self._write_refusal()
+        elif self._coming is None and not self._in_head:
+            self._rest()
+
+    # Time
+
+    def _rest(self) -> None:
+        self._watch(self.timeout_keep_alive, self._close)
+
+    def _watch(self, seconds: float, late: Callable[[], None]) -> None:
+        """One timer per connection, moved only when it would come too late: nothing is armed per request."""
+        self._late, self._deadline = late, self.loop.time() + seconds
+        if self._alarm is None or self._alarm_at > self._deadline:
+            self._arm()
+
+    def _arm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_at = self._deadline
+        self._alarm = self.loop.call_at(self._deadline, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm, self._alarm_at = None, inf
+        if self._deaf or self._deadline == inf:
+            return
+        if self.loop.time() >= self._deadline:
+            self._late()
+        else:
+            self._arm()
+
+    def _slow_head(self) -> None:
+        if self._in_head:
+            self._refuse(408, f"the head did not come within {HEAD_SECONDS:g} s")
+
+    def _slow_body(self) -> None:
+        if self._coming is None:
+            return
+        if self.flow.read_paused:  # the replica's pace, not the client's
+            self._watch(BODY_SECONDS, self._slow_body)
+        else:
+            self._refuse(408, f"no byte of the body for {BODY_SECONDS:g} s")
+
+    # Ends
+
+    def _close(self) -> None:
+        self._deaf = True
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _refuse(self, status: int, message: str) -> None:
+        """The client broke the protocol: it is told after all that it was promised before, and the connection ends."""
+        if self._deaf:
+            return
+        self.logger.debug("%d: %s", status, message)
+        self._deaf, self._refusal = True, _refusal(status, _REASONS[status], message)
+        broken, self._coming = self._coming, None
+        if broken is not None and broken in self._ahead:
+            self._ahead.remove(broken)
+        if broken is not None and broken.ended:  # its answer came early, and one is all it gets
+            self.transport.close()
+        elif self._running is None:
+            self._write_refusal()
+        elif self._running is broken:
+            if not broken.started:
+                self.transport.write(self._refusal)
+            self.transport.close()
+            broken.lost()
+
+    def _write_refusal(self) -> None:
+        self.transport.write(self._refusal)
+        self.transport.close()
+
+
+class Passage:
+    """One request and its answer on a connection: plain ASGI for whoever asks, and the proxy's side of the lane."""
+
+    __slots__ = (
+        "_continue", "_exchange", "_head", "_lane", "_limit", "_on_gone", "_parts", "_raw", "_seen", "_silent",
+        "_told", "_waiter", "chunks", "ended", "endless", "gone", "headers", "keep_alive", "method", "scope", "size",
+        "started", "target", "task", "waits_for_room", "whole",
+    )  # fmt: skip
+
+    def __init__(self, lane: Lane, method: bytes, place: Place, headers: list[Header], chunks: bool) -> None:
+        self._lane = lane
+        self.method, self.target, self.headers = method, place[3], headers
+        self.chunks = chunks  # the client knows chunked bodies
+        self.keep_alive = True
+        self.scope = lane.scope_of(self, place)
+        self.task: asyncio.Task[None] | None = None
+        # The request's body.
+        self._parts: list[bytes] = []
+        self.size = 0
+        self.whole = False
+        self._limit = inf
+        self._told = False  # plain ASGI has heard of its end
+        self.waits_for_room = False  # an upload that is passed on: read only as fast as it is taken
+        self._continue = (b"expect", b"100-continue") in headers or (b"expect", b"100-Continue") in headers
+        self._waiter: asyncio.Future[None] | None = None
+        # Its answer.
+        self._head = b""  # not yet written: it leaves with the first bytes of the body
+        self._raw = False  # no chunk framing
+        self._silent = False  # no body at all
+        self.endless = False  # nothing but the connection's end delimits it
+        self._exchange: Piped | None = None
+        self._seen: Callable[[bytes], None] | None = None
+        self._on_gone: Callable[[], None] | None = None
+        self.started = self.ended = self.gone = False
+
+    # The connection's side
+
+    def arrived(self, data: bytes) -> None:
+        self._parts.append(data)
+        self.size += len(data)
+        if self.waits_for_room or self.size > self._limit:
+            self.wake()
+
+    def lost(self) -> None:
+        """The client has gone. Whoever reads or writes for it is told, in whichever phase."""
+        if self.ended:
+            return
+        self.gone = True
+        self.wake()
+        if self._on_gone is not None:
+            self._on_gone()
+
+    def hold(self) -> None:
+        if self._exchange is not None:
+            self._exchange.hold()
+
+    def go_on(self) -> None:
+        if self._exchange is not None:
+            self._exchange.go_on()
+
+    def wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _wait(self) -> "asyncio.Future[None]":
+        if self._continue:
+            self._continue = False
+            if not self.size and not self.started:
+                self._lane.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._waiter = waiter = self._lane.loop.create_future()
+        return waiter
+
+    # The proxy's side: see `router.receipt.Client`
+
+    def watch(self, gone: Callable[[], None] | None) -> None:
+        self._on_gone = gone
+        if gone is not None and self.gone:
+            raise Gone
+
+    async def body(self, limit: int) -> tuple[bytes, ...]:
+        self._limit = limit
+        while not self.whole:
+            if self.size > limit:
+                raise TooLarge
+            if self.gone:
+                raise Gone
+            await self._wait()
+        if self.size > limit:
+            raise TooLarge
+        return tuple(self._parts)
+
+    async def pieces(self, limit: int) -> AsyncIterator[bytes]:
+        self._limit, self.waits_for_room = limit, True
+        while True:
+            if self.size > limit:
+                raise TooLarge
+            parts, self._parts = self._parts, []
+            for part in parts:
+                yield part
+            if self._parts:
+                continue
+            if self.whole:
+                return
+            if self.gone:
+                raise Gone
+            self._lane.flow.resume_reading()
+            await self._wait()
+
+    def start(self, status: int, headers: list[Header]) -> None:
+        lines = [STATUS_LINE[status][:-2], *map(b": ".join, headers)]
+        self._silent = self.method == b"HEAD" or status in (204, 304)
+        self._raw = self._silent or not self.chunks or any(name == b"content-length" for name, _ in headers)
+        if not self._raw:
+            lines.append(b"transfer-encoding: chunked")
+        elif not self.chunks:
+            self.endless = not self._silent and all(name != b"content-length" for name, _ in headers)
+        if not self.keep_alive:
+            lines.append(b"connection: close")
+        lines += (b"", b"")
+        self._head = b"\r\n".join(lines)
+        self.started = True
+
+    def write(self, data: bytes) -> None:
+        """A piece of the body, on its way at once."""
+        head, self._head = self._head, b""
+        if self._silent or not data:
+            data = b""
+        elif not self._raw:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if head or data:
+            self._lane.transport.write(head + data if head else data)
+
+    async def finish(self, data: bytes = b"") -> None:
+        """The clean end of the answer, with its last bytes or all of them."""
+        if self.gone or self.ended:
+            return
+        if not self._raw:
+            data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
+        elif self._silent:
+            data = b""
+        head, self._head = self._head, b""
+        if head or data:
+            self._lane.transport.write(head + data)
+        self.ended = True
+        self.wake()
+        self._lane.answered(self)
+
+    async def relay(self, exchange: Piped, seen: Callable[[bytes], None]) -> None:
+        """Each piece goes from the replica's socket to the client's where it is received: no task runs per piece."""
+        self._exchange, self._seen = exchange, seen
+        if self._lane.stalled:
+            exchange.hold()
+        if self._head and not exchange.unread:
+            self.write(b"")
+        try:
+            await exchange.pipe(self._pass)
+        finally:
+            self._exchange = None
+
+    def _pass(self, data: bytes) -> None:
+        assert self._seen is not None
+        self._seen(data)
+        if not self.gone:
+            self.write(data)
+
+    def refuse(self, status: int, code: str, message: str) -> None:
+        """An answer of the lane's own; the connection ends with it."""
+        self._lane.transport.write(_refusal(status, code, message))
+        self.started = self.ended = True
+        self.keep_alive = False
+        self._lane.answered(self)
+
+    # Plain ASGI
+
+    async def receive(self) -> Message:
+        while not (self.gone or self.ended) and (self._told or not (self._parts or self.whole)):
+            self._lane.flow.resume_reading()
+            await self._wait()
+        if self.gone or self.ended:
+            return {"type": "http.disconnect"}
+        data, self._parts = b"".join(self._parts), []
+        self._told = self.whole
+        return {"type": "http.request", "body": data, "more_body": not self.whole}
+
+    async def send(self, message: Message) -> None:
+        if self._lane.stalled and not self.gone:
+            await self._lane.flow.drain()
+        if self.gone:
+            return
+        if message["type"] == "http.response.start":
+            self.start(message["status"], list(message.get("headers", ())))
+        elif message.get("more_body", False):
+            self.write(message.get("body", b""))
+        else:
+            await self.finish(message.get("body", b""))
+
+
+def _place(url: bytes) -> Place:
+    """Raises ValueError for a target that names no path."""
+    if not url.startswith(b"/") and url != b"*":  # the absolute form, which a proxy must take (RFC 9112 section 3.2.2)
+        scheme, colon, rest = url.partition(b"://")
+        _, _, url = rest.partition(b"/")
+        if not colon or scheme.lower() not in (b"http", b"https"):
+            raise ValueError("the target names no path")
+        url = b"/" + url
+    raw, _, query = url.partition(b"?")
+    path = raw.decode("ascii")
+    return urllib.parse.unquote(path) if "%" in path else path, raw, query, url
+
+
+def _size(headers: list[Header]) -> int:
+    return sum(len(name) + len(value) + 4 for name, value in headers)
+
+
+def _refusal(status: int, code: str, message: str) -> bytes:
+    error = {"message": message, "type": "router_error", "param": None, "code": code}
+    body = msgspec.json.encode({"error": error})
+    head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+    return STATUS_LINE[status] + head + body
