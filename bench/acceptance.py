@@ -245,7 +245,7 @@ class _Laboratory:
         made = list((self._pool.map if self._pool else map)(_one, seeded))
         self._known.append((options, made))
         times = ", ".join(f"{one.figures.ttft_mean:.2f}" for one in made)
-        self._console.print(f"{_words(options)}: TTFT {times} s", highlight=False)
+        self._console.print(f"{_words(options)}: TTFT {times} s", highlight=False, soft_wrap=True)
         return made
 
     def close(self) -> None:

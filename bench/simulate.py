@@ -27,6 +27,7 @@ def _arguments() -> argparse.ArgumentParser:
     add("--no-header", action="store_false", dest="header", help="no session header: the conversation names itself")
     add("--no-cached-tokens", action="store_false", dest="report_cached", help="engines do not report cached_tokens")
     add("--no-capacity", action="store_false", dest="report_capacity", help="engines do not report their KV capacity")
+    add("--no-share-turns", action="store_false", dest="share_turns", help="routers share placements only")
     for one in fields(default):
         value = getattr(default, one.name)
         flag = f"--{one.name.replace('_', '-')}"

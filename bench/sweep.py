@@ -50,7 +50,7 @@ class Point:
 
 def _placement() -> Iterator[Point]:
     """Margin against the price on bound context."""
-    for margin, price in product((0.0, 0.4, 0.8, 1.2, 1.6, 2.4), (0.02, 0.05, 0.1, 0.15, 0.2)):
+    for margin, price in product((0.0, 0.4, 0.8, 1.2, 1.6, 2.4), (0.02, 0.05, 0.1, 0.2)):
         yield Point(f"{margin:g} / {price:g}", replace(_BASE, policy_options={"margin": margin, "bound_price": price}))
 
 
@@ -78,12 +78,12 @@ def _slices() -> Iterator[Point]:
     """Each parameter of admission around its default, the others at theirs."""
     grid: dict[str, Sequence[float]] = {
         "slice_seconds": (150, 300, 450, 600, 900),
-        "patience_seconds": (60, 120, 180, 240),
-        "fill": (0.8, 0.85, 0.9, 0.95),
+        "patience_seconds": (60, 120, 180, 240, 300),
+        "fill": (0.8, 0.9, 1.0, 1.1),
         "horizon_seconds": (30, 60, 120, 240),
         "backlog_seconds": (2.5, 5, 10, 20),
     }
-    for (name, values), think in product(grid.items(), (300.0, 120.0, 0.0)):
+    for (name, values), think in product(grid.items(), (300.0, 0.0)):
         for value in values:
             options: dict[str, Any] = {"admission_options": {name: value}, "max_think": think}
             yield Point(f"{name} {value:g}", replace(_BASE, admission=True, capacity=0.75, **options))
@@ -127,7 +127,7 @@ def _run(study: str, seeds: Sequence[int], jobs: int, console: Console) -> list[
             rows.append(_row(study, point, options, future.result()))
             bar.advance(task)
             if not console.is_terminal:
-                console.print(_line(rows[-1], len(rows), len(work)), highlight=False)
+                console.print(_line(rows[-1], len(rows), len(work)), highlight=False, soft_wrap=True)
     return sorted(rows, key=lambda row: (row["name"], row["capacity"], row["max_think"], row["seed"]))
 
 

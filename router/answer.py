@@ -5,9 +5,8 @@ Law: bytes pass untouched; an answer that broke off never looks as if it had end
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, TypeAlias
 
 from router.core.health import Fault
 from router.core.lease import Lease
@@ -17,6 +16,8 @@ from router.metrics import Outcome
 from router.receipt import Client
 from router.turn import Refusal, Turn, Window
 from router.upstream import Exchange, FirstByteTimeout, IdleTimeout, UpstreamError
+
+Fields: TypeAlias = Mapping[bytes, bytes]  # of a reply's head, the first of each name
 
 _GENERATES = frozenset(
     ("chat", "completions", "responses", "messages", "generate")
@@ -47,13 +48,15 @@ class Answers:
         if not good:
             blame(lease, status, headers)
         turn.status, turn.phase = status, "answering"
-        turn.tellable = _may_end_in_an_event(headers)
-        client.start(status, self._fields(turn, to_client(headers, bodiless=status in _BODILESS)))
+        fields = dict(reversed(headers))
+        turn.tellable = _may_end_in_an_event(fields)
+        turn.request_id = fields.get(b"x-request-id") or turn.request_id
+        client.start(status, self._fields(turn, to_client(headers, bodiless=status in _BODILESS), fields))
         turn.answering = True
         last = exchange.whole()
         if last is None:
             try:
-                await client.relay(exchange, partial(self._seen, turn, lease, good))
+                await client.relay(exchange, lambda: self._first_byte(turn, lease, good), turn.window.add)
             except UpstreamError as error:
                 await self._broken(turn, lease, error, client)
                 return
@@ -62,13 +65,8 @@ class Answers:
         if last:
             turn.window.add(last)
         turn.complete = True
-        self._settle(turn, lease, turn.window, headers)
+        self._settle(turn, lease, turn.window, fields)
         await client.finish(last or b"")
-
-    def _seen(self, turn: Turn, lease: Lease, good: bool, data: bytes) -> None:
-        if not turn.first_byte:
-            self._first_byte(turn, lease, good)
-        turn.window.add(data)
 
     async def refuse(self, turn: Turn, refusal: Refusal, client: Client) -> None:
         """An error of our own; where an answer has begun, its last word."""
@@ -82,7 +80,7 @@ class Answers:
         if refusal.retry_after is not None:
             headers.append((b"retry-after", b"%d" % max(1, round(refusal.retry_after))))
         turn.complete = True
-        client.start(refusal.status, self._fields(turn, headers))
+        client.start(refusal.status, self._fields(turn, headers, {}))
         await client.finish(body if turn.head.method != b"HEAD" else b"")
 
     def _first_byte(self, turn: Turn, lease: Lease, good: bool) -> None:
@@ -92,15 +90,16 @@ class Answers:
             if turn.dialect.name in _GENERATES:
                 self._counts.first_token(turn.first_byte - turn.started)
 
-    def _settle(self, turn: Turn, lease: Lease, window: Window, headers: Iterable[Header]) -> None:
+    def _settle(self, turn: Turn, lease: Lease, window: Window, fields: Fields) -> None:
         """The answer is whole: what it says of itself decides whether it was one."""
         turn.outcome = _outcome_of(turn.status)
         if turn.outcome is not Outcome.OK:
             return
-        if value_of(headers, b"content-encoding") not in (b"", b"identity"):
+        turn.error = ""  # of an attempt before this one
+        if fields.get(b"content-encoding", b"") not in (b"", b"identity"):
             lease.settle(None)  # an encoded body is relayed, not read
             return
-        usage = turn.dialect.usage(window.first, window.last, _is_event_stream(headers))
+        usage = turn.dialect.usage(window.first, window.last, _is_event_stream(fields))
         turn.usage = usage
         if usage.failed:
             turn.outcome, turn.error = Outcome.REPLICA_ERROR, "the answer carried a failure"
@@ -129,11 +128,8 @@ class Answers:
             async with asyncio.timeout(_LAST_WORD_SECONDS):
                 await client.finish(event)
 
-    def _fields(self, turn: Turn, headers: list[Header]) -> list[Header]:
-        theirs = value_of(headers, b"x-request-id")
-        if theirs:
-            turn.request_id = theirs
-        else:
+    def _fields(self, turn: Turn, headers: list[Header], theirs: Fields) -> list[Header]:
+        if not theirs.get(b"x-request-id"):
             headers.append((b"x-request-id", turn.request_id))
         decision = turn.decision
         if not self._shown or decision is None:
@@ -177,12 +173,10 @@ def _outcome_of(status: int) -> Outcome:
     return Outcome.CLIENT_ERROR if status >= 400 else Outcome.OK
 
 
-def _is_event_stream(headers: Iterable[Header]) -> bool:
-    return value_of(headers, b"content-type").startswith(b"text/event-stream")
+def _is_event_stream(fields: Fields) -> bool:
+    return fields.get(b"content-type", b"").startswith(b"text/event-stream")
 
 
-def _may_end_in_an_event(headers: Iterable[Header]) -> bool:
+def _may_end_in_an_event(fields: Fields) -> bool:
     """Events of our own fit only where no length was announced and no encoding runs."""
-    if value_of(headers, b"content-length") or value_of(headers, b"content-encoding"):
-        return False
-    return _is_event_stream(headers)
+    return _is_event_stream(fields) and not (fields.get(b"content-length") or fields.get(b"content-encoding"))

@@ -8,7 +8,7 @@ from router.core.decision import Policy, Snapshot, decide
 from router.core.fleet import Fleet, NoReplica
 from router.core.keys import Sources
 from router.core.request import Request
-from router.dialects import Head, dialect_of
+from router.dialects import Head, dialect_of, read
 
 
 class Explainer:
@@ -18,7 +18,7 @@ class Explainer:
     def __call__(self, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> Mapping[str, Any]:
         """The verdict, ready for JSON. `cost` is seconds to the first token; nothing of the request's text is in it."""
         dialect = dialect_of(path)
-        request = dialect.read(Head(b"POST", path, b"", headers), body, self._sources)
+        request = read(Head(b"POST", path, b"", headers), (body,), self._sources, self._fleet.only_model)
         verdict = {"dialect": dialect.name, "model": request.model, "session_source": request.source}
         try:
             snapshot = self._fleet.snapshot(request)

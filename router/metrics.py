@@ -128,6 +128,7 @@ class Ledger:
     """Counters and histograms of the request path. Children are looked up once per label set."""
 
     def __init__(self, fleet: FleetView) -> None:
+        self.fleet = fleet
         self.registry = registry = CollectorRegistry()
         registry.register(_FleetGauges(fleet))
         ProcessCollector(registry=registry)
@@ -148,17 +149,18 @@ class Ledger:
         )
         self._per_token = _Spreads("router_time_per_output_token_seconds", "After the first one", _PER_TOKEN, arm)
         self._durations = _Spreads("router_request_duration_seconds", "Receipt to last byte", _DURATION)
-        self._overheads = _Spreads("router_overhead_seconds", "Own time before dispatch", _OVERHEAD)
+        self._overheads = _Spreads("router_overhead_seconds", "Own time from the body's receipt to dispatch", _OVERHEAD)
         self._retries = _Counts("router_retries", "Attempts after the first, by cause", ("reason",))
         self._retries_refused = _Counts("router_retries_refused", "Retries that the budget did not allow")
         self._waits = _Spreads("router_waiting_seconds", "In the waiting room, of those held", _DURATION)
         for family in (
             self._requests, self._decisions, self._passed_over, self._sources, self._prompt, self._expected,
             self._cached, self._first_token, self._per_token, self._durations, self._overheads, self._retries,
-            self._retries_refused, self._waits,
+            self._retries_refused,
         ):  # fmt: skip
             registry.register(family)
         self.waiting = Gauge("router_waiting_requests", "Held by admission", registry=registry)
+        registry.register(self._waits)
         self.loop_lag = Gauge("router_loop_lag_seconds", "How late the event loop runs a timer", registry=registry)
         self.duration, self.overhead = self._durations.labels().observe, self._overheads.labels().observe
         self.waited, self.retry_refused = self._waits.labels().observe, self._retries_refused.labels().inc
@@ -221,8 +223,10 @@ class _Arm:
     def ended(self, replica: str, outcome: Outcome, seconds: float) -> None:
         count = self._outcomes.get((replica, outcome))
         if count is None:
-            count = self._ledger._requests.labels(self._policy, self._name, replica, outcome)
-            self._outcomes[replica, outcome] = count
+            # A stream may outlive its replica: its series must not come back for good.
+            known = replica if replica in self._ledger.fleet.loads else ""
+            count = self._ledger._requests.labels(self._policy, self._name, known, outcome)
+            self._outcomes[known, outcome] = count
         count.n += 1
         self._ledger.duration(seconds)
 

@@ -21,7 +21,7 @@ from router.core.keys import Sources
 from router.core.lease import Lease
 from router.core.replica import Load
 from router.core.request import Request
-from router.dialects import Head, dialect_of, wants_body
+from router.dialects import Head, dialect_of, read, wants_body
 from router.headers import is_websocket, to_replica
 from router.metrics import Ledger, Outcome
 from router.receipt import LANE, Client, Message, Standard, TooLarge, receive_body, too_large
@@ -82,7 +82,7 @@ class Proxy:
     ) -> None:
         self.fleet, self.policy, self.ledger, self.upstreams = fleet, policy, ledger, upstreams
         self.sources, self.options = sources, options
-        self.inflight = 0
+        self._turns: set[Turn] = set()  # in flight
         self.waiting = WaitingRoom(fleet.now, self._told)
         ledger.waiting.set_function(self.waiting.__len__)
         self._draining = False
@@ -97,19 +97,23 @@ class Proxy:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client: Client = scope.get("extensions", _NONE).get(LANE) or Standard(receive, send)
         turn = self._turn(scope)
-        self.inflight += 1
+        self._turns.add(turn)
         try:
             if self.options.total_timeout:
                 await self._serve_within(self.options.total_timeout, turn, client)
             else:
                 await self._serve(turn, client)
         finally:
-            self.inflight -= 1
-            if self._draining and not self.inflight:
+            self._turns.discard(turn)
+            if self._draining and not self._turns:
                 self._emptied.set()
             seconds = self.fleet.now() - turn.started
             self._arm.ended(turn.replica, turn.outcome, seconds)
             self._ended(turn, seconds)
+
+    @property
+    def inflight(self) -> int:
+        return len(self._turns)
 
     def _told(self, since: float | None) -> None:
         if self.fleet.admission is not None:
@@ -118,8 +122,15 @@ class Proxy:
     async def drain(self) -> None:
         """Refuse what is new; return when what runs has ended."""
         self._draining = True
-        if self.inflight:
+        if self._turns:
             await self._emptied.wait()
+
+    def cut_off(self) -> None:
+        """The grace is over: what still runs ends, in words where its answer allows."""
+        for turn in self._turns:
+            if turn.task is not None:
+                turn.cut_off = True
+                turn.task.cancel()
 
     def _turn(self, scope: Scope) -> Turn:
         head = Head(scope["method"].encode("latin-1"), scope["path"], scope["query_string"], scope["headers"])
@@ -141,7 +152,7 @@ class Proxy:
         try:
             client.watch(turn.hung_up)
             self._check_door(turn)
-            turn.body = await receive_body(client, turn.head.headers, limit, whole=wants_body(turn.head))
+            turn.body = await receive_body(client, turn.head.fields, limit, whole=wants_body(turn.head))
             self._read(turn)
             if self._recall is not None:
                 await self._recall(turn.request)
@@ -153,16 +164,18 @@ class Proxy:
         except (Gone, OSError):  # what some servers raise where a client cannot be written to; replicas' are wrapped
             turn.gone, turn.outcome = True, Outcome.CLIENT_GONE
         except asyncio.CancelledError:
-            if not turn.gone or task is None:  # the server's own cancellation, or the total timeout
+            if task is None or not (turn.gone or turn.cut_off):  # the server's own cancellation, or the total timeout
                 raise
             task.uncancel()
             turn.outcome = Outcome.CLIENT_GONE
+            if not turn.gone:
+                await self._answers.refuse(turn, _shutting_down(), client)
         finally:
             client.watch(None)
 
     def _check_door(self, turn: Turn) -> None:
         if self._draining:
-            raise Refusal(503, "draining", "the router is shutting down", Outcome.REJECTED, retry_after=1)
+            raise _shutting_down()
         if self.options.max_requests is not None and self.inflight > self.options.max_requests:
             raise Refusal(503, "overloaded", "too many requests are in flight", Outcome.REJECTED, retry_after=1)
         if b"upgrade" in turn.head.fields and is_websocket(turn.head.headers):
@@ -172,12 +185,9 @@ class Proxy:
         self._budget.deposit()
 
     def _read(self, turn: Turn) -> None:
-        body = turn.body
-        if not isinstance(body, tuple):
-            whole: bytes | bytearray | memoryview = b""
-        else:
-            whole = body[0] if len(body) == 1 else b"".join(body)
-        turn.request = turn.dialect.read(turn.head, whole, self.sources)
+        turn.received = self.fleet.now()
+        body = turn.body if isinstance(turn.body, tuple) else ()
+        turn.request = read(turn.head, body, self.sources, self.fleet.only_model)
         turn.phase = "choosing"
         self.ledger.source(turn.request.source)
 
@@ -207,6 +217,7 @@ class Proxy:
     async def _wait(self, turn: Turn, decision: Decision) -> Decision:
         """Until there is room. Its last step is a choice, with no await between that and the lease."""
         turn.phase = "waiting"
+        self.fleet.hold(turn.request)
         self._arm.decided(decision)
         try:
             with self.waiting.ticket() as ticket:
@@ -228,8 +239,7 @@ class Proxy:
         turn.phase = "dispatched"
         self._arm.decided(decision)
         if turn.attempts == 1:
-            turn.dispatched = self.fleet.now()
-            self.ledger.overhead(turn.dispatched - turn.started - turn.waited)
+            self.ledger.overhead(self.fleet.now() - turn.received - turn.waited)
 
     async def _attempt(self, turn: Turn, lease: Lease, client: Client) -> bool:
         """One replica's turn at it. True: it provably did not do the work, and another may."""
@@ -306,6 +316,10 @@ def _target(scope: Scope) -> bytes:
     raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
     query: bytes = scope["query_string"]
     return raw_path + b"?" + query if query else raw_path
+
+
+def _shutting_down() -> Refusal:
+    return Refusal(503, "draining", "the router is shutting down", Outcome.REJECTED, retry_after=1)
 
 
 def _nobody(turn: Turn, error: NoReplica) -> Refusal:

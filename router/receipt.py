@@ -4,10 +4,10 @@ Law: a body is bounded either way; from the first byte to the last, somebody not
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Protocol, TypeAlias
 
-from router.headers import Header, value_of
+from router.headers import Header
 from router.metrics import Outcome
 from router.turn import Buffer, Gone, Refusal
 
@@ -16,7 +16,8 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 LANE = "router.lane"  # the scope's extension that is a `Client` by itself: see `router.server`
-_SMALL = 1024 * 1024  # an unread body up to this size is kept whole all the same, so that it can be sent again
+WATCH_AFTER = 0.02  # seconds: what is answered sooner needs no task that watches its client, 6 % of a small request
+SMALL = 1024 * 1024  # an unread body up to this size is kept whole all the same, so that it can be sent again
 
 
 class TooLarge(Exception):
@@ -30,7 +31,7 @@ class Piped(Protocol):
     def unread(self) -> int: ...
 
     async def read(self) -> bytes: ...
-    async def pipe(self, sink: Callable[[bytes], None]) -> None: ...
+    async def pipe(self, first: Callable[[bytes], None], rest: Callable[[bytes], None]) -> None: ...
     def hold(self) -> None: ...
     def go_on(self) -> None: ...
 
@@ -50,8 +51,8 @@ class Client(Protocol):
     def start(self, status: int, headers: list[Header]) -> None:
         """The answer's head; it leaves with what is called next."""
 
-    async def relay(self, exchange: Piped, seen: Callable[[bytes], None]) -> None:
-        """Every piece of the replica's answer, shown to `seen` first. Raises UpstreamError."""
+    async def relay(self, exchange: Piped, begun: Callable[[], None], seen: Callable[[bytes], None]) -> None:
+        """Every piece of the replica's answer, shown to `seen`; before the first, `begun`. Raises UpstreamError."""
 
     async def finish(self, data: bytes = b"") -> None:
         """The clean end, with the last bytes."""
@@ -60,13 +61,14 @@ class Client(Protocol):
 class Standard:
     """A client behind the plain calls of ASGI."""
 
-    __slots__ = ("_gone", "_receive", "_send", "_start", "_watching")
+    __slots__ = ("_gone", "_more", "_receive", "_send", "_size", "_start", "_watching")
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive, self._send = receive, send
+        self._size, self._more = 0, True  # of the body: bytes so far, whether more may come
         self._start: Message | None = None
         self._gone: Callable[[], None] | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | asyncio.TimerHandle | None = None
 
     def watch(self, gone: Callable[[], None] | None) -> None:
         self._gone = gone
@@ -74,33 +76,44 @@ class Standard:
             self._watching.cancel()
 
     async def body(self, limit: int) -> tuple[Buffer, ...]:
-        return tuple([part async for part in self.pieces(limit)])
+        parts = list[Buffer]()
+        while (part := await self._part(limit)) is not None:
+            parts.append(part)
+        self._begin()
+        return tuple(parts)
 
     async def pieces(self, limit: int) -> AsyncIterator[Buffer]:
-        size = 0
-        more = True
-        while more:
+        while (part := await self._part(limit)) is not None:
+            yield part
+        self._begin()
+
+    async def _part(self, limit: int) -> Buffer | None:
+        while self._more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise Gone
-            part = message.get("body", b"")
-            more = message.get("more_body", False)
-            size += len(part)
-            if size > limit:
+            part: bytes = message.get("body", b"")
+            self._more = message.get("more_body", False)
+            self._size += len(part)
+            if self._size > limit:
                 raise TooLarge
             if part:
-                yield part
-        self._begin()
+                return part
+        return None
 
     def start(self, status: int, headers: list[Header]) -> None:
         self._start = {"type": "http.response.start", "status": status, "headers": headers}
 
-    async def relay(self, exchange: Piped, seen: Callable[[bytes], None]) -> None:
+    async def relay(self, exchange: Piped, begun: Callable[[], None], seen: Callable[[bytes], None]) -> None:
         self._begin()  # an answer that came early has ended the upload
         await self._started()
-        while data := await exchange.read():
+        data = await exchange.read()
+        if data:
+            begun()
+        while data:
             seen(data)
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            data = await exchange.read()
 
     async def finish(self, data: bytes = b"") -> None:
         await self._started()
@@ -114,7 +127,10 @@ class Standard:
     def _begin(self) -> None:
         """Nobody wants more of the body: what the server still has to tell is the end."""
         if self._watching is None:
-            self._watching = asyncio.create_task(self._watch())
+            self._watching = asyncio.get_running_loop().call_later(WATCH_AFTER, self._begin_to_watch)
+
+    def _begin_to_watch(self) -> None:
+        self._watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -124,20 +140,20 @@ class Standard:
 
 
 async def receive_body(
-    client: Client, headers: Iterable[Header], limit: int, *, whole: bool
+    client: Client, fields: Mapping[bytes, bytes], limit: int, *, whole: bool
 ) -> tuple[Buffer, ...] | AsyncIterator[Buffer]:
     """All of the body as it came, or an iterator over what is still to come.
 
     Raises Refusal (413) above `limit` bytes and Gone if the client hangs up.
     """
-    length = value_of(headers, b"content-length")
+    length = fields.get(b"content-length", b"")
     declared = int(length) if length.isdigit() else None
     if declared is not None and declared > limit:
         raise too_large(limit)
-    if declared is None and not value_of(headers, b"transfer-encoding"):
+    if declared is None and not fields.get(b"transfer-encoding"):
         await client.body(limit)
         return ()
-    if not whole and (declared is None or declared > _SMALL):
+    if not whole and (declared is None or declared > SMALL):
         return client.pieces(limit)
     return await client.body(limit) or (b"",)
 

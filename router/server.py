@@ -5,6 +5,8 @@ connection is bounded in size and in time, and what could be read in two ways is
 """
 
 import asyncio
+import socket
+import struct
 import urllib.parse
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -27,7 +29,6 @@ HEAD_SECONDS = 10.0  # from the first byte of a head to its last: a lost segment
 BODY_SECONDS = 60.0  # without a byte of a body that somebody waits for; nginx and haproxy say the same
 _AHEAD = 32  # pipelined requests taken in behind the one that runs: reading on is what notices a hang-up
 _AHEAD_BYTES = 256 * 1024  # of their bodies, and of an upload that nobody has taken yet
-_FILL = range(64 * 1024, 4 * 1024 * 1024)  # announced sizes for which a buffer is made before the bytes are there
 
 Place: TypeAlias = tuple[str, bytes, bytes, bytes]  # decoded path, raw path, query, and the target as it is sent on
 _REASONS = {400: "bad_request", 408: "request_timeout", 431: "head_too_large"}
@@ -53,7 +54,7 @@ class Lane(HttpToolsProtocol):
         self._quiet = 0  # bytes since the last byte of a body or the end of a message
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = self._deadline = inf
-        self._late: Callable[[], None] = self._close
+        self._late: Callable[[Lane], None] = Lane._close  # not bound: that would be a cycle
         self._deaf = False  # nothing more is read: the client broke the protocol, or is leaving
         self._refusal = b""  # told once everything before it has been answered
         self.stalled = False  # the client does not read
@@ -88,9 +89,9 @@ class Lane(HttpToolsProtocol):
         if self._quiet > MAX_HEAD_BYTES:  # a head, or what may stand around chunks and behind them
             self._refuse(431, f"the head exceeds {MAX_HEAD_BYTES} bytes")
         elif self._coming is not None:
-            self._watch(BODY_SECONDS, self._slow_body)
-        elif self._in_head and (self._deadline == inf or self._late != self._slow_head):
-            self._watch(HEAD_SECONDS, self._slow_head)
+            self._watch(BODY_SECONDS, Lane._slow_body)
+        elif self._in_head and (self._deadline == inf or self._late is not Lane._slow_head):
+            self._watch(HEAD_SECONDS, Lane._slow_head)
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -177,8 +178,8 @@ class Lane(HttpToolsProtocol):
 
     # Requests, one after the other
 
-    def scope_of(self, passage: "Passage", place: Place) -> dict[str, Any]:
-        path, raw_path, query, _ = place
+    def _scope(self, passage: "Passage") -> dict[str, Any]:
+        path, raw_path, query, _ = passage.place
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -202,7 +203,7 @@ class Lane(HttpToolsProtocol):
 
     async def _serve(self, passage: "Passage") -> None:
         try:
-            await self.app(passage.scope, passage.receive, passage.send)
+            await self.app(self._scope(passage), passage.receive, passage.send)
             if not passage.ended and not passage.gone:
                 self._failed(passage, None)
         except BaseException as error:  # whatever it was, the connection must not hang
@@ -215,7 +216,7 @@ class Lane(HttpToolsProtocol):
             self.logger.error("Exception in ASGI application\n", exc_info=error)
         if passage.started or passage.gone:  # an answer that broke off is cut
             if passage.endless:  # an orderly end of the connection would be that of the answer
-                self.transport.abort()
+                self._reset()
             self.transport.close()
             return
         passage.refuse(500, "internal_error", "the router failed")
@@ -238,9 +239,9 @@ class Lane(HttpToolsProtocol):
     # Time
 
     def _rest(self) -> None:
-        self._watch(self.timeout_keep_alive, self._close)
+        self._watch(self.timeout_keep_alive, Lane._close)
 
-    def _watch(self, seconds: float, late: Callable[[], None]) -> None:
+    def _watch(self, seconds: float, late: "Callable[[Lane], None]") -> None:
         """One timer per connection, moved only when it would come too late: nothing is armed per request."""
         self._late, self._deadline = late, self.loop.time() + seconds
         if self._alarm is None or self._alarm_at > self._deadline:
@@ -257,7 +258,7 @@ class Lane(HttpToolsProtocol):
         if self._deaf or self._deadline == inf:
             return
         if self.loop.time() >= self._deadline:
-            self._late()
+            self._late(self)
         else:
             self._arm()
 
@@ -269,7 +270,7 @@ class Lane(HttpToolsProtocol):
         if self._coming is None:
             return
         if self.flow.read_paused:  # the replica's pace, not the client's
-            self._watch(BODY_SECONDS, self._slow_body)
+            self._watch(BODY_SECONDS, Lane._slow_body)
         else:
             self._refuse(408, f"no byte of the body for {BODY_SECONDS:g} s")
 
@@ -279,6 +280,11 @@ class Lane(HttpToolsProtocol):
         self._deaf = True
         if not self.transport.is_closing():
             self.transport.close()
+
+    def _reset(self) -> None:
+        sock = self.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
 
     def _refuse(self, status: int, message: str) -> None:
         """The client broke the protocol: it is told after all that it was promised before, and the connection ends."""
@@ -308,8 +314,8 @@ class Passage:
     """One request and its answer on a connection: plain ASGI for whoever asks, and the proxy's side of the lane."""
 
     __slots__ = (
-        "_continue", "_exchange", "_head", "_lane", "_limit", "_on_gone", "_parts", "_raw", "_seen", "_silent",
-        "_told", "_waiter", "chunks", "ended", "endless", "gone", "headers", "keep_alive", "method", "scope", "size",
+        "_continue", "_exchange", "_head", "_lane", "_limit", "_on_gone", "_parts", "_raw", "_silent",
+        "_told", "_waiter", "chunks", "ended", "endless", "gone", "headers", "keep_alive", "method", "place", "size",
         "started", "target", "task", "waits_for_room", "whole",
     )  # fmt: skip
 
@@ -318,7 +324,7 @@ class Passage:
         self.method, self.target, self.headers = method, place[3], headers
         self.chunks = chunks  # the client knows chunked bodies
         self.keep_alive = True
-        self.scope = lane.scope_of(self, place)
+        self.place = place
         self.task: asyncio.Task[None] | None = None
         # The request's body.
         self._parts: list[bytes] = []
@@ -335,7 +341,6 @@ class Passage:
         self._silent = False  # no body at all
         self.endless = False  # nothing but the connection's end delimits it
         self._exchange: Piped | None = None
-        self._seen: Callable[[bytes], None] | None = None
         self._on_gone: Callable[[], None] | None = None
         self.started = self.ended = self.gone = False
 
@@ -416,11 +421,11 @@ class Passage:
     def start(self, status: int, headers: list[Header]) -> None:
         lines = [STATUS_LINE[status][:-2], *map(b": ".join, headers)]
         self._silent = self.method == b"HEAD" or status in (204, 304)
-        self._raw = self._silent or not self.chunks or any(name == b"content-length" for name, _ in headers)
+        has_length = b"content-length" in dict(headers)
+        self._raw = self._silent or has_length or not self.chunks
+        self.endless = self._raw and not (self._silent or has_length)
         if not self._raw:
             lines.append(b"transfer-encoding: chunked")
-        elif not self.chunks:
-            self.endless = not self._silent and all(name != b"content-length" for name, _ in headers)
         if not self.keep_alive:
             lines.append(b"connection: close")
         lines += (b"", b"")
@@ -452,23 +457,33 @@ class Passage:
         self.wake()
         self._lane.answered(self)
 
-    async def relay(self, exchange: Piped, seen: Callable[[bytes], None]) -> None:
+    async def relay(self, exchange: Piped, begun: Callable[[], None], seen: Callable[[bytes], None]) -> None:
         """Each piece goes from the replica's socket to the client's where it is received: no task runs per piece."""
-        self._exchange, self._seen = exchange, seen
+        write = self._lane.transport.write
+        framed, silent = not self._raw, self._silent
+
+        def first(data: bytes) -> None:
+            begun()
+            seen(data)
+            if not self.gone:
+                self.write(data)
+
+        def rest(data: bytes) -> None:
+            seen(data)
+            if not (self.gone or silent):
+                write(b"%x\r\n%b\r\n" % (len(data), data) if framed else data)
+
+        self._exchange = exchange
         if self._lane.stalled:
             exchange.hold()
+        else:
+            exchange.go_on()  # what came before this may have been enough to pause the replica
         if self._head and not exchange.unread:
             self.write(b"")
         try:
-            await exchange.pipe(self._pass)
+            await exchange.pipe(first, rest)
         finally:
             self._exchange = None
-
-    def _pass(self, data: bytes) -> None:
-        assert self._seen is not None
-        self._seen(data)
-        if not self.gone:
-            self.write(data)
 
     def refuse(self, status: int, code: str, message: str) -> None:
         """An answer of the lane's own; the connection ends with it."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -53,18 +54,19 @@ async def _run(router: Router, settings: Settings) -> int:
         print(f"prefix-router: {error}", file=sys.stderr)
         await router.stop()
         return 1
+    _spare_the_collector()
     servers = [_Server(_config(app, settings)) for app, _, _ in apps]
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _stop, stop, servers)
+        loop.add_signal_handler(number, _stop, stop, hurry)
     running = [asyncio.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
     for name, sock in zip(("listening", "admin"), sockets, strict=False):
         host, port = sock.getsockname()[:2]
         _log.info("%s on http://%s:%d", name, f"[{host}]" if ":" in host else host, port)
     lag = asyncio.create_task(_measure_lag(router))
     await stop.wait()
-    await _drain(router, settings.drain_timeout)
+    await _drain(router, settings.drain_timeout, hurry)
     for server in servers:
         server.should_exit = True
     await asyncio.gather(*running, return_exceptions=True)
@@ -74,21 +76,29 @@ async def _run(router: Router, settings: Settings) -> int:
     return 0
 
 
-def _stop(stop: asyncio.Event, servers: list[_Server]) -> None:
+def _spare_the_collector() -> None:
+    """What exists now lives as long as the process, and requests leave next to no cycles: 5 % of a small request."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
+def _stop(stop: asyncio.Event, hurry: asyncio.Event) -> None:
     if stop.is_set():  # asked twice: whoever waits is impatient
-        for server in servers:
-            server.should_exit = server.force_exit = True
+        hurry.set()
     stop.set()
 
 
-async def _drain(router: Router, grace: float) -> None:
-    """/readyz says 503, nothing new is taken, what runs may end within `grace` seconds."""
+async def _drain(router: Router, grace: float, hurry: asyncio.Event) -> None:
+    """/readyz says 503, nothing new is taken, what runs may end within `grace` seconds or until somebody hurries."""
     _log.info("draining: %d requests in flight", router.proxy.inflight)
-    try:
-        async with asyncio.timeout(grace):
-            await router.drain()
-    except TimeoutError:
+    ends = [asyncio.create_task(router.drain()), asyncio.create_task(hurry.wait())]
+    await asyncio.wait(ends, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+    for end in ends:
+        end.cancel()
+    if router.proxy.inflight:
         _log.warning("drain_timeout: %d requests are cut off", router.proxy.inflight)
+        router.proxy.cut_off()
 
 
 async def _measure_lag(router: Router) -> None:

@@ -38,26 +38,30 @@ class Gone(Exception):
 class Window:
     """The first and the last bytes of a reply: where usage stands. Bounded, whatever the reply's length."""
 
-    __slots__ = ("_chunks", "_held", "first")
+    __slots__ = ("_chunks", "_first", "_held")
 
     def __init__(self) -> None:
-        self.first = b""
+        self._first = b""
         self._chunks: list[bytes] = []
         self._held = 0
 
     def add(self, data: bytes) -> None:
-        if len(self.first) < _FIRST_BYTES:
-            self.first += data[: _FIRST_BYTES - len(self.first)]
         self._chunks.append(data)
         self._held += len(data)
         if self._held > 2 * _LAST_BYTES:  # amortised: one join for each window's worth of bytes
-            self._chunks = [self.last]
-            self._held = len(self._chunks[0])
+            whole = b"".join(self._chunks)
+            self._first = self._first or whole[:_FIRST_BYTES]
+            self._chunks = [whole[-_LAST_BYTES:]]
+            self._held = _LAST_BYTES
 
     @property
     def between_events(self) -> bool:
         """Whether a server-sent event could begin here: nothing has come yet, or an empty line was last."""
         return not self._chunks or self.last.endswith(_EVENT_ENDS)
+
+    @property
+    def first(self) -> bytes:
+        return self._first or b"".join(self._chunks)[:_FIRST_BYTES]
 
     @property
     def last(self) -> bytes:
@@ -86,9 +90,10 @@ class Turn:
     window: Window = field(default_factory=Window)
     complete: bool = False  # the last byte is out
     gone: bool = False  # the client hung up
+    cut_off: bool = False  # the router is shutting down and has waited long enough
     phase: str = "receiving"
     waited: float = 0.0  # seconds in the waiting room
-    dispatched: float = 0.0  # when the choice was first made
+    received: float = 0.0  # when its body was there, or as much of it as has to be read
     first_byte: float = 0.0
     outcome: Outcome = Outcome.REPLICA_ERROR
     usage: Usage | None = None

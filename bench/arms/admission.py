@@ -14,9 +14,9 @@ class FirstTurnHolding(Admission):
     def _gives_way(self, place: Place, now: float) -> bool:
         return False
 
-    def _least_likely(self, load: Load, now: float) -> Place | None:
-        oldest = min(_idle(self, load), key=lambda place: place.idle_since, default=None)
-        return oldest if oldest is not None and now - oldest.idle_since > self.idle_seconds else None
+    def _not_worth_keeping(self, load: Load, now: float) -> list[Place]:
+        idle = [place for queue in self._idle.get(load, {}).values() for place in queue.values()]
+        return [place for place in idle if now - place.idle_since > self.idle_seconds]
 
 
 class ConcurAimd(FirstTurnHolding):
@@ -43,13 +43,11 @@ class ConcurAimd(FirstTurnHolding):
         place = self._places.get(session)
         if place is not None and (place.running or len(self._places) <= self._window):
             return None
-        if place is not None:
-            self.leave(session)
         if not first and self.first_waiting_since is not None:
             return frozenset()
         for load in loads:
-            while (place := self._least_likely(load, now)) is not None:
-                self.leave(place.session)
+            for idle in self._not_worth_keeping(load, now):
+                self.leave(idle.session)
         return frozenset(load.id for load in loads) if len(self._places) < self._window else frozenset()
 
     def _step(self, loads: tuple[Load, ...], now: float) -> None:
@@ -75,9 +73,3 @@ class ThunderAgentPause(FirstTurnHolding):
         capacity = place.load.kv_capacity_tokens
         over = capacity is not None and place.load.placed_tokens > capacity
         return over and not place.running
-
-
-def _idle(admission: Admission, load: Load) -> list[Place]:
-    """The places that fell idle first, one of each kind."""
-    queues = admission._idle.get(load, {}).values()
-    return [next(iter(queue.values())) for queue in queues if queue]

@@ -98,7 +98,7 @@ def _grouped(rows: Sequence[Row], by: str | Callable[[Row], Hashable]) -> dict[A
 
 
 def _mean(rows: Sequence[Row], measure: str) -> float:
-    return mean(row[measure] for row in rows)
+    return float(mean(row[measure] for row in rows))
 
 
 def _line(axis: Any, rows: Sequence[Row], by: str | Callable[[Row], Hashable], measure: str, **style: Any) -> None:

@@ -15,5 +15,5 @@ def run_shown(console: Console, name: str, run: Callable[[Callable[[float], None
         with progress_for(console, name) as tell:
             return run(lambda done: tell(done, "of virtual time"))
     result = run(lambda done: None)
-    console.print(f"{name}: {time.monotonic() - started:.1f} s", highlight=False)
+    console.print(f"{name}: {time.monotonic() - started:.1f} s", highlight=False, soft_wrap=True)
     return result

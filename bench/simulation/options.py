@@ -32,6 +32,7 @@ class SimulationOptions:
     routers: int = 1  # turns are spread over them round robin
     store: str = "none"  # none | shared (by all routers, and it outlives them)
     store_delay: float = 0.02  # seconds until what one wrote is seen by another: the longest look-up allowed
+    share_turns: bool = True  # with every scrape routers tell each other what they wait for and whom they saw
     store_outage: tuple[float, float] = (0.0, 0.0)  # from, until
     router_restarts: tuple[float, ...] = ()  # seconds at which every router comes back empty
     restarts: tuple[tuple[float, int], ...] = ()  # (seconds, replica): it comes back with an empty cache

@@ -8,20 +8,27 @@ from typing import Any
 
 from bench.simulation.asks import Caller
 from bench.simulation.options import SimulationOptions
-from bench.simulation.store import Store, adopt
+from bench.simulation.store import Store, hear, recall, tell
 from router.core.admission import Admission, AdmissionOptions
 from router.core.decision import Decision, Policy, Snapshot, decide
 from router.core.fleet import Fleet, FleetOptions
+from router.core.placed import placed
 from router.core.replica import Replica, Signals
 from router.policies import load as load_policy
 
 
 class Router:
     def __init__(
-        self, options: SimulationOptions, policy: Policy, clock: Callable[[], float], store: Store | None
+        self,
+        number: int,
+        options: SimulationOptions,
+        policy: Policy,
+        clock: Callable[[], float],
+        store: Store | None,
     ) -> None:
-        self._options, self._clock, self._store = options, clock, store
+        self._number, self._options, self._clock, self._store = number, options, clock, store
         self._policy = policy
+        self._heard = 0  # of the store's turns
         self._cut_off: Policy = without_store(options)  # what it does while nobody can be asked
         self.waiting: deque[Caller] = deque()
         self.fleet = self._begin(())
@@ -41,6 +48,8 @@ class Router:
         if admission is not None:
             fleet.admission = _kind(options.admission_kind)(admission)
         self._update(fleet, replicas)
+        if self._store is not None:
+            tell(fleet, self._store)
         return fleet
 
     def update(self, replicas: Iterable[Replica]) -> None:
@@ -61,29 +70,43 @@ class Router:
             signals = replace(signals, kv_capacity_tokens=None)
         self.fleet.observe(load, signals)
 
+    def compare(self) -> None:
+        """What other routers wait for and whom they saw, in the background as the store allows."""
+        if self._store is None or not self._options.share_turns:
+            return
+        queued = {load.id: load.queued_tokens for load in self.fleet.loads.values()}
+        owed = self._store.owed(self._number, queued, self._clock())
+        for load in self.fleet.loads.values():
+            load.others_queued_tokens = owed.get(load.id, 0)
+        self._heard, turns = self._store.turns(self._number, self._heard, self._clock())
+        for told in turns:
+            hear(self.fleet, told)
+
+    def turned(self, caller: Caller) -> None:
+        """A turn of the caller ended."""
+        if self._store is None or not self._options.share_turns or caller.ready is None:
+            return
+        found = self.fleet.affinity.find(caller.ready.request)
+        if found.binding is not None:
+            self._store.turned(self._number, placed(self.fleet, found.binding, self._clock()))
+
     def choose(self, caller: Caller, *, first: bool) -> tuple[Snapshot, Decision]:
         assert caller.ready is not None
         request, policy = caller.ready.request, self._policy
         if self._store is not None:
-            adopt(self.fleet, self._store, request)
+            recall(self.fleet, self._store, request)
             if self._store.is_down(self._clock()):
                 policy = self._cut_off
         snapshot = self.fleet.snapshot(request, first=first)
         return snapshot, decide(policy, request, snapshot)
 
-    def bound(self, caller: Caller) -> None:
-        """The caller's turn began to answer: others may need to know where."""
-        if self._store is None or caller.ready is None:
-            return
-        request = caller.ready.request
-        binding = self.fleet.affinity.find(request).binding
-        if binding is not None:
-            key = request.session or request.chain[-1]
-            self._store.bind(key, binding, self._clock())
-
     def hold(self, caller: Caller) -> None:
+        assert caller.ready is not None
+        self.fleet.hold(caller.ready.request)
         caller.held_since = self._clock()
         self.waiting.append(caller)
+        assert caller.ready is not None
+        self.fleet.hold(caller.ready.request)
         self._tell_waiting()
 
     def next(self) -> Caller:

@@ -55,7 +55,9 @@ class Simulation:
         self._work = Agents(options, sessions) if options.workload == "agents" else arrivals(options.workload)
         self._store = Store(options.store_delay, options.store_outage) if options.store == "shared" else None
         policy = load_policy(options.policy, options.policy_options)
-        self.routers = [Router(options, policy, lambda: self.now, self._store) for _ in range(options.routers)]
+        self.routers = [
+            Router(number, options, policy, lambda: self.now, self._store) for number in range(options.routers)
+        ]
         self.engines: dict[str, Engine] = {}
         self._due: dict[str, float] = {}
         self._members: list[str] = []
@@ -170,6 +172,8 @@ class Simulation:
             for number, router in enumerate(self.routers):
                 if not self._scrape_fails(name, number):
                     router.scraped(name, self.engines[name].signals())
+        for router in self.routers:
+            router.compare()
         self._wake()
         self._at(self.now + self.options.scrape_interval, self._scrape)
 
@@ -234,12 +238,12 @@ class Simulation:
         if event.stage is Stage.FIRST_TOKEN:
             caller.first_at = event.at
             lease.first_byte()
-            self.routers[caller.router].bound(caller)
             return
         del self._running[event.job]
         cached = event.cached_tokens if self.options.report_cached else None
         lease.settle(Usage(event.job.prompt_tokens, cached, event.job.output_tokens, ask.finish))
         lease.close()
+        self.routers[caller.router].turned(caller)
         self._record(caller, ask, event)
         self._next_turn(caller)
         self._wake()

@@ -18,11 +18,13 @@ KINDS = ("tool", "end", "unknown")
 
 @dataclass(frozen=True, slots=True)
 class AdmissionOptions:
-    fill: float = 0.9  # of a replica's KV cache: contexts grow while their sessions stay
-    backlog_seconds: float = 10.0  # of prefill owed at a replica: more newcomers would only wait there instead
-    slice_seconds: float = 300.0  # what a place costs to win (a whole prefill) must pay off before it is given up
-    patience_seconds: float = 120.0  # the first in line waits that long before others give way to it
-    horizon_seconds: float = 300.0  # a place is kept for a session that will rather return within this than not
+    """Defaults from the studies in docs/admission.md: each on a plateau, over capacities and lengths of thought."""
+
+    fill: float = 1.0  # of a replica's KV cache: places are whole contexts, and some of them are never used again
+    backlog_seconds: float = 5.0  # of prefill owed at a replica: more newcomers would only wait there instead
+    slice_seconds: float = 600.0  # what a place costs to win (a whole prefill) must pay off before it is given up
+    patience_seconds: float = 240.0  # the first in line waits that long before others give way to it
+    horizon_seconds: float = 60.0  # a place is kept for a session that will rather return within this than not
     keep_above: float = 0.5  # "rather than not"
 
 
@@ -52,15 +54,13 @@ class Admission:
     def room(
         self, session: int, tokens: int, loads: Iterable[Load], now: float, *, first: bool
     ) -> frozenset[str] | None:
-        """Replicas that the session may use now; None where nothing restricts it.
+        """Replicas that the session may use now; None where nothing restricts it. A pure read.
 
         `first`: it is the first in line; everybody else without a place stands behind those who wait.
         """
         place = self._places.get(session)
         if place is not None and not self._gives_way(place, now):
             return None
-        if place is not None:
-            self.leave(session)
         if not first and self.first_waiting_since is not None:
             return frozenset()
         return frozenset(load.id for load in loads if self._fits(load, tokens, now))
@@ -73,30 +73,47 @@ class Admission:
         return had_its_slice and now - self.first_waiting_since >= options.patience_seconds
 
     def _fits(self, load: Load, tokens: int, now: float) -> bool:
-        capacity = load.kv_capacity_tokens
-        if capacity is None:
+        over = self._over(load, tokens)
+        if over is None:
             return True
         if load.queued_tokens > self.options.backlog_seconds * load.prefill_rate:
             return False
-        limit = self.options.fill * capacity
-        while load.placed_tokens + tokens > limit and load.placed_tokens:
-            place = self._least_likely(load, now)
-            if place is None:
-                return False
-            self.leave(place.session)
-        return True  # alone on an empty replica anybody may try: the engine knows its own limit
+        # Alone on an empty replica anybody may try: the engine knows its own limit.
+        over = min(over, load.placed_tokens)
+        if over <= 0:
+            return True
+        for place in self._not_worth_keeping(load, now):
+            over -= place.tokens
+            if over <= 0:
+                return True
+        return False
 
-    def _least_likely(self, load: Load, now: float) -> Place | None:
-        """The idle place that is worth least, if it is not worth keeping."""
-        worst, least = None, self.options.keep_above
+    def _over(self, load: Load, tokens: int) -> float | None:
+        """Tokens that would have to go for so many more; None where the replica's capacity is not known."""
+        capacity = load.kv_capacity_tokens
+        return None if capacity is None else load.placed_tokens + tokens - self.options.fill * capacity
+
+    def _not_worth_keeping(self, load: Load, now: float) -> list[Place]:
+        """Idle places whose sessions will rather not return soon, the least likely first."""
+        options = self.options
+        found: list[tuple[float, Place]] = []
         for kind, queue in self._idle.get(load, {}).items():
-            place = next(iter(queue.values()), None)
-            if place is None:
-                continue
-            likely = self._returns[kind].probability(now - place.idle_since, self.options.horizon_seconds)
-            if likely < least:
-                worst, least = place, likely
-        return worst
+            for place in queue.values():
+                likely = self._returns[kind].probability(now - place.idle_since, options.horizon_seconds)
+                if likely >= options.keep_above:
+                    break
+                found.append((likely, place))
+        return [place for _, place in sorted(found, key=lambda each: each[0])]
+
+    def _make_room(self, load: Load, tokens: int, now: float) -> None:
+        over = self._over(load, tokens)
+        if over is None:
+            return
+        for place in self._not_worth_keeping(load, now) if over > 0 else ():
+            over -= place.tokens
+            self.leave(place.session)
+            if over <= 0:
+                return
 
     def running(self, session: int) -> bool:
         place = self._places.get(session)
@@ -109,6 +126,7 @@ class Admission:
             self.leave(session)
             place = None
         if place is None:
+            self._make_room(load, tokens, now)
             self._places[session] = place = Place(session, load, 0, now)
         elif not place.running:
             self._idle[load][place.kind].pop(session, None)

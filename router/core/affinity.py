@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from router.core.bounded import Generations
 from router.core.request import Request
+from router.core.value import value
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +33,7 @@ class Binding:
     told_at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Found:
     """What the maps know of a request. `session` is the key under which it will be bound; 0 = it cannot be bound."""
 

@@ -131,7 +131,7 @@ def over_text(front: Front, text: Part) -> Chain:
         links.append(link)
         sizes.append(front.nbytes + end)
     last = len(links) - 1
-    return Chain(tuple(map(_number, links)), tuple(sizes), min(OPENING_BLOCK, last), min(STABLE_BLOCK, last))
+    return Chain(tuple(map(int.from_bytes, links)), tuple(sizes), min(OPENING_BLOCK, last), min(STABLE_BLOCK, last))
 
 
 def plain(part: Part) -> Part:
@@ -223,7 +223,7 @@ def _kept(links: Sequence[bytes], sizes: Sequence[int], opening: int, stable: in
     if len(links) - 1 > OWN_LINKS:
         ends = [0, *_cuts(len(links) - 1, 1, OWN_LINKS)]
         links, sizes = [links[end] for end in ends], [sizes[end] for end in ends]
-    return Chain(tuple(map(_number, links)), tuple(sizes), opening, stable)
+    return Chain(tuple(map(int.from_bytes, links)), tuple(sizes), opening, stable)
 
 
 def _cuts(total: int, step: int, each: int) -> list[int]:
@@ -235,10 +235,6 @@ def _cuts(total: int, step: int, each: int) -> list[int]:
         at, left = min(at + step, total), left - 1
         ends.append(at)
     return ends
-
-
-def _number(link: bytes) -> int:
-    return int.from_bytes(link, "big")
 
 
 def _is_one_value(raw: Part) -> bool:

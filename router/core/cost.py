@@ -36,7 +36,8 @@ def prefill_seconds(load: Load, tokens: float, now: float) -> float:
     What we sent there and has not answered yet, plus what a fresh scrape shows waiting beyond that,
     over the rate at which the replica was seen to prefill.
     """
-    return (load.queued_tokens + FOREIGN_TOKENS * _foreign(load, now) + tokens) / load.prefill_rate
+    owed = load.queued_tokens + load.others_queued_tokens + FOREIGN_TOKENS * _foreign(load, now)
+    return (owed + tokens) / load.prefill_rate
 
 
 def _foreign(load: Load, now: float) -> float:

@@ -1,13 +1,14 @@
 """The contract between the map and the policies: `Snapshot` in, `Decision` out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Protocol
 
 from router.core.replica import Load
 from router.core.request import Request
 from router.core.ring import Ring
+from router.core.value import value
 
 
 class Reason(StrEnum):
@@ -26,7 +27,7 @@ class Reason(StrEnum):
     HOLD = "hold"  # not now: the waiting room
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Home:
     """Where a session's KV cache should be."""
 
@@ -38,7 +39,7 @@ class Home:
     evicted: bool = False  # home's cache was full of what was used since: most of it is gone, so moving is free
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Held:
     """The deepest link of the chain that any replica is known to hold, whoever's session it was."""
 
@@ -46,7 +47,7 @@ class Held:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Snapshot:
     """The fleet as one request may see it. Policies read it and change nothing.
 
@@ -66,10 +67,11 @@ class Snapshot:
     pinned: str = ""  # state on the replica forces this one (previous_response_id)
     panic: bool = False  # nobody is healthy: `loads` are the least bad
     passed_over: tuple[tuple[str, str], ...] = ()  # (replica, why) for members that are not eligible
+    reuse: float = 1.0  # share of recent prompts that had been sent before
     hold: bool = False  # admission: no replica has room for this session now
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Decision:
     """Where a request goes and why. `replica` is None only for a hold."""
 

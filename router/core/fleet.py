@@ -10,17 +10,19 @@ from dataclasses import dataclass, field
 from router.core.admission import Admission, AdmissionOptions
 from router.core.affinity import Affinity, Binding, Found
 from router.core.bound import Bound
-from router.core.decision import Decision, Held, Home, Reason, Snapshot
+from router.core.decision import Decision, Snapshot
 from router.core.estimates import Estimates, PrefillMeter
 from router.core.health import HealthRules, probed, relax
+from router.core.home import held, home
 from router.core.lease import Lease
 from router.core.placed import is_lost
 from router.core.pools import Pool, Pools
 from router.core.replica import Load, Replica, Signals, State
 from router.core.request import Request
 
+_FADE = 0.95
+_COLD_SESSIONS = 4  # one was evicted, two are chance
 _FORGET = 0.99  # of the traffic before a scrape: a minute or two at the default interval
-_EVICTED = 0.5  # less than that is left of what home should hold: staying costs nearly what moving does
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,14 @@ class Fleet:
         self.bound = Bound(self.options.idle_window, self.options.mean_context)
         self.admission = Admission(self.options.admission) if self.options.admission is not None else None
         self.on_bound: Callable[[Binding, str], None] | None = None  # gets the replica it was at before
+        self.only_model = ""  # the one that every replica says it serves, and nothing else; "" = several, or unknown
         self.pending: dict[int, list[Load]] = {}  # session without a binding → where its open leases run
         self._loads: dict[str, Load] = {}
         self._pools = Pools()
+        self._cold: dict[str, list[Binding]] = {}  # by replica: sessions that found nothing there, one after another
         self._relax_at = float("inf")
         self._tick = 0
+        self._seen: tuple[Request, Found, int] | None = None  # of the last snapshot, until anything is bound
 
     # What is there
 
@@ -138,6 +143,26 @@ class Fleet:
         load.sent_tokens *= _FORGET
         load.seen_tokens = load.seen_tokens * _FORGET + after - before
 
+    def answered(self, load: Load, binding: Binding, *, cold: bool) -> None:
+        """A session's turn ended at home; `cold`: nothing was found of what it should have held.
+
+        Several sessions in a row show a restart that no scrape did. They have what they need again; the others do not.
+        """
+        if not cold:
+            self._cold.pop(load.id, None)
+            return
+        those = self._cold.setdefault(load.id, [])
+        if binding not in those:
+            those.append(binding)
+        if len(those) < _COLD_SESSIONS:
+            return
+        del self._cold[load.id]
+        load.incarnation += 1
+        self._lost(load)
+        for each in those:
+            each.incarnation = load.incarnation
+            self.bound.count(each, each.context, self._loads)
+
     def _lost(self, load: Load) -> None:
         """What was cached there is gone."""
         self.bound.leave(load)
@@ -147,6 +172,7 @@ class Fleet:
     def probed(self, load: Load, ok: bool | None) -> None:
         """An active probe's verdict; None is "no answer in time", which alone says little of a busy engine."""
         before = load.state
+        relax(load, self.now())  # also where no request comes: an orchestrator that reads /readyz sends none until then
         probed(load, ok, self.now(), self.options.health)
         if load.state is not before:
             self.changed()
@@ -172,6 +198,8 @@ class Fleet:
         self._pools.changed()
         waits = (load.until for load in self._loads.values() if load.state is State.COOLING)
         self._relax_at = min(waits, default=float("inf"))
+        served = set().union(*(load.models or ("", "?") for load in self._loads.values()))  # unknown is several
+        self.only_model = served.pop() if len(served) == 1 else ""
 
     # One request
 
@@ -186,12 +214,12 @@ class Fleet:
             for load in self._loads.values():
                 relax(load, now)
             self.changed()
-        pool = self._pools.of(request.model, tuple(self._loads.values()))
+        pool = self._pools.of(request.model, self._loads.values())
         if pool is None:
             raise NoReplica("empty")
         loads, by_id, passed_over = self._may_serve(pool, excluding)
-        found = self.affinity.find(request)
-        prompt = self._prompt(request, found)
+        found, prompt = self._look_up(request)
+        self._seen = request, found, prompt
         hold = False
         room = self._room(found, prompt, loads, now, first)
         if room is not None:
@@ -205,13 +233,14 @@ class Fleet:
             loads,
             by_id,
             pool.ring,
-            self._home(request, found),
-            self._held(request, found),
+            home(self, request, found, prompt),
+            held(self, request, found),
             prompt,
             self.bound.mean_context,
             self._pinned(request, excluding),
             pool.panic,
             passed_over,
+            self.estimates.reuse,
             hold,
         )
 
@@ -221,8 +250,20 @@ class Fleet:
             raise ValueError("a hold cannot be leased")
         load = self._loads[decision.replica]
         self._tick += 1
+        # Nothing awaits since the snapshot, so what it found still holds: looking again costs 4 % of a small request.
+        seen, self._seen = self._seen, None
+        found, prompt = seen[1:] if seen is not None and seen[0] is request else self._look_up(request)
+        return Lease(self, load, request, found, prompt, decision.expected_cached)
+
+    def hold(self, request: Request) -> None:
+        """The request goes to the waiting room: a place that its session had is another's now."""
         found = self.affinity.find(request)
-        return Lease(self, load, request, found, self._prompt(request, found), decision.expected_cached)
+        if self.admission is not None and found.session:
+            self.admission.leave(found.session)
+
+    def _look_up(self, request: Request) -> tuple[Found, int]:
+        found = self.affinity.find(request)
+        return found, self._prompt(request, found)
 
     def _prompt(self, request: Request, found: Found) -> int:
         """Tokens of the whole prompt; one that continues a response is sent without what came before."""
@@ -260,51 +301,10 @@ class Fleet:
         gone = tuple((load.id, "tried" if load.id in excluding else "full") for load in pool.loads if load not in free)
         return free, {load.id: load for load in free}, pool.passed_over + gone
 
-    def _home(self, request: Request, found: Found) -> Home | None:
-        binding = found.binding
-        reason = Reason.SESSION if found.named else Reason.PREFIX
-        if binding is None:
-            running = self.pending.get(found.session)
-            return Home(running[0].id, reason, 0) if running else None
-        load = self._loads.get(binding.replica)
-        lost = load is None or is_lost(binding, load) or binding.misses >= 2
-        expected, extends = self._expected(request, found)
-        if load is None or lost:
-            return Home(binding.replica, reason, 0, True, extends)
-        kept = min(expected, self._kept(binding, load))
-        return Home(binding.replica, reason, kept, False, extends, evicted=kept < _EVICTED * expected)
-
-    def _kept(self, binding: Binding, load: Load) -> int:
-        """Tokens of the session that home had room for: engines let go of what was used longest ago, its end first."""
-        capacity = load.kv_capacity_tokens
-        if capacity is None or load.is_shared:
-            return binding.context
-        return min(max(int(capacity) - self.bound.newer(binding), 0), binding.context)
-
-    def _expected(self, request: Request, found: Found) -> tuple[int, bool]:
-        """(tokens of this prompt that home should hold, whether the prompt still extends what home holds)."""
-        binding = found.binding
-        assert binding is not None
-        prompt = self._prompt(request, found)
-        if not request.chain or request.response_id:
-            return min(binding.context, prompt), True
-        if found.known >= 0 and found.holder is not None and found.holder.replica == binding.replica:
-            tokens = self.estimates.tokens(request.model, request.sizes[found.known])
-            rewritten = found.known < request.opening and request.chain[0] == binding.root
-            return min(tokens, prompt), not rewritten
-        return 0, True
-
-    def _held(self, request: Request, found: Found) -> Held | None:
-        holder = found.holder
-        if holder is None:
-            return None
-        load = self._loads.get(holder.replica)
-        if load is None or is_lost(holder, load):
-            return None
-        return Held(holder.replica, self.estimates.tokens(request.model, request.sizes[found.known]))
-
     def _pinned(self, request: Request, excluding: Collection[str]) -> str:
         """The replica that keeps the response, also while it cools, drains or is full: nobody else has it."""
+        if not request.response_id:
+            return ""
         maker = self._loads.get(self.affinity.maker(request.response_id))
         if maker is None or maker.id in excluding or maker.state not in (State.UP, State.COOLING):
             return ""
@@ -316,6 +316,7 @@ class Fleet:
         """This replica now holds the prompt: make it the session's home. None where nothing names a session."""
         if not found.session:
             return None
+        self._seen = None
         binding = None if found.fork else found.binding
         before, told = binding.replica if binding is not None else "", False
         if binding is None:
@@ -331,6 +332,9 @@ class Fleet:
             # Another thread of the same session (other tools and system) does not shrink its context.
             context = context if binding.root in (0, request.chain[0]) else max(context, binding.context)
             binding.root, binding.tail = request.chain[0], request.chain[-1]
+        else:
+            # Unread, it cannot be told from another thread's: what was larger fades over a few dozen turns.
+            context = max(context, int(_FADE * binding.context))
         for gone in self.affinity.put(binding, request, found.known):
             self.let_go(gone)
         self.bound.count(binding, context, self._loads)

@@ -100,6 +100,8 @@ class Sources:
 
     def by_header(self, headers: Headers) -> Named | None:
         """The session if a header names it and nothing in the body could have come first."""
+        if not headers:
+            return None
         leading = next((i for i, rule in enumerate(self.strong_rules) if not rule.header), len(self.strong_rules))
         return _first(self.strong_rules[:leading], self._wanted(headers), {})
 

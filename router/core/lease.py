@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Self
 from router.core.admission import kind_of
 from router.core.affinity import Binding, Found
 from router.core.health import Fault, answering, blame, succeeded
+from router.core.home import repeated
 from router.core.replica import Load
 from router.core.request import Request, Usage
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from router.core.fleet import Fleet
 
 _MISS = 0.5  # of what home should have held: below this the engine has lost the session, not a block or two
+_COLD = 0.1  # below this nothing of the session is left: a system prompt that others share is not it
+_GROWN = 0.9  # of the last context: a shorter prompt is a sub-agent's or a compacted one, and proves nothing
 _MISS_TOKENS = 2048  # an expectation smaller than this proves nothing
 
 
@@ -20,8 +23,8 @@ class Lease:
     """Use as a context manager. Closing is idempotent and gives back to the very load it was taken from."""
 
     __slots__ = (
-        "_answered", "_binding", "_expected", "_first", "_fleet", "_found", "_opened_at", "_prompt", "_queued",
-        "_request", "_uncached", "_waited", "closed", "load",
+        "_answered", "_before", "_binding", "_expected", "_first", "_fleet", "_found", "_is_context", "_opened_at",
+        "_prompt", "_queued", "_request", "_span", "_uncached", "_waited", "closed", "load",
     )  # fmt: skip
 
     def __init__(self, fleet: "Fleet", load: Load, request: Request, found: Found, prompt: int, expected: int) -> None:
@@ -39,6 +42,9 @@ class Lease:
         self._answered = False
         self._opened_at = fleet.now()
         self._waited = 0.0  # seconds until the first byte
+        self._span = 0  # of the meter's
+        self._before = 0 if found.fork or found.binding is None else found.binding.context
+        self._is_context = True  # no other thread of the session has a larger one
         self._first = bool(found.session) and (found.binding is None or found.fork)
         self._take_place()
         if self._first:  # a provisional binding: other first turns of this session follow it
@@ -56,9 +62,10 @@ class Lease:
         """A success began to answer: the prompt is computed, and cached there."""
         fleet, load = self._fleet, self.load
         self._answered = True
+        fleet.estimates.repeated(repeated(fleet, self._request, self._found, self._prompt), self._prompt)
         self._waited = fleet.now() - self._opened_at
         if load.meter is not None:
-            load.meter.computed(self._queued)
+            self._span = load.meter.computed(self._queued)
         self._leave_queue()
         before = load.state
         answering(load, fleet.now())
@@ -66,6 +73,7 @@ class Lease:
             fleet.changed()
         if fleet.loads.get(load.id) is load:
             self._binding = fleet.bind(load, self._request, self._found, self._prompt)
+            self._is_context = self._binding is None or self._binding.context == self._prompt
 
     def settle(self, usage: Usage | None) -> None:
         """A success ended; `usage` is what the engine says of it. The truth corrects the prediction."""
@@ -82,15 +90,21 @@ class Lease:
             return
         if usage.response_id:
             fleet.affinity.answered(usage.response_id, binding)
-        if usage.cached_tokens is not None and self._expected >= _MISS_TOKENS:
+        if usage.cached_tokens is not None and self._expected >= _MISS_TOKENS and self._goes_on():
             binding.misses = binding.misses + 1 if usage.cached_tokens < _MISS * self._expected else 0
+            fleet.answered(self.load, binding, cold=usage.cached_tokens < _COLD * self._expected)
         binding.seen = fleet.now()
         binding.kind = kind_of(usage.finish)
         if usage.prompt_tokens is not None:
             context = usage.prompt_tokens + (usage.completion_tokens or 0)
+            context = context if self._is_context else max(context, binding.context)
             fleet.bound.count(binding, context, fleet.loads)
             if fleet.admission is not None:
                 fleet.admission.resize(binding.session, self.load, context)
+
+    def _goes_on(self) -> bool:
+        """Whether the prompt extends the session's last one. By its links, or where there are none by its length."""
+        return bool(self._request.chain) or self._prompt >= _GROWN * self._before
 
     def _hit(self, usage: Usage) -> None:
         if not usage.prompt_tokens or usage.cached_tokens is None:
@@ -150,7 +164,7 @@ class Lease:
         load = self.load
         load.queued_tokens += tokens
         if load.meter is not None:
-            load.meter.owes(load.queued_tokens, self._fleet.now())
+            load.meter.owes(load.queued_tokens, self._fleet.now(), alone=not load.is_shared)
             load.prefill_rate = load.meter.rate
 
     def _correct(self, usage: Usage) -> None:
@@ -158,5 +172,5 @@ class Lease:
         known = usage.prompt_tokens is not None and usage.cached_tokens is not None
         if known and self._answered and self.load.meter is not None:
             real = max((usage.prompt_tokens or 0) - (usage.cached_tokens or 0), 0)
-            self.load.meter.computed(real - self._uncached)
-            self.load.meter.proved(real, self._waited)
+            self.load.meter.corrected(real - self._uncached, self._span)
+            self.load.meter.proved(real, self._waited, alone=not self.load.is_shared)

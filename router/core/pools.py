@@ -1,6 +1,6 @@
 """Who may serve a model: members, eligible loads and ring, cached until the fleet changes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from router.core.replica import Load, State
@@ -31,7 +31,7 @@ class Pools:
     def changed(self) -> None:
         self._pools.clear()
 
-    def of(self, model: str, fleet: Sequence[Load]) -> Pool | None:
+    def of(self, model: str, fleet: Collection[Load]) -> Pool | None:
         """The pool of a model: those that list it, else everybody; None for an empty fleet.
 
         A model that nobody lists goes to a replica all the same: the engine's own error is the clearest.

@@ -59,6 +59,7 @@ class Load:
     state: State = State.STARTING
     inflight: int = 0
     queued_tokens: int = 0  # uncached prompt tokens sent there whose first byte has not come back
+    others_queued_tokens: int = 0  # the same of other routers, as far as they tell
     bound_tokens: int = 0  # contexts of the sessions at home here that are not idle
     bound_sessions: int = 0
     placed_tokens: int = 0  # contexts of the sessions that admission gave a place here

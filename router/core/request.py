@@ -1,9 +1,9 @@
 """What a policy may know of one request."""
 
-from dataclasses import dataclass
+from router.core.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Request:
     """A request as read by its dialect; everything a decision needs and nothing of the prompt's text.
 
@@ -31,7 +31,7 @@ class Request:
         return self.sizes[-1] if self.sizes else self.body_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Usage:
     """What a reply says of itself. `None` is unknown, never zero."""
 

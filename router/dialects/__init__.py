@@ -1,10 +1,12 @@
 """Where messages, tools, ids, usage and errors live in each API family. Pure: bytes in, values out, nothing raised."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 
+from router.core.keys import Sources
+from router.core.request import Request
 from router.dialects.chat import Chat
 from router.dialects.completions import Completions
 from router.dialects.dialect import Dialect, Head
@@ -15,7 +17,7 @@ from router.dialects.other import Other
 from router.dialects.reading import by_header, declared_bytes
 from router.dialects.responses import Responses
 
-__all__ = ["DIALECTS", "Dialect", "Head", "by_header", "dialect_of", "wants_body"]
+__all__ = ["DIALECTS", "STATELESS", "Dialect", "Head", "by_header", "dialect_of", "read", "wants_body"]
 
 OTHER = Other()
 # Path ends, most specific first. A base path in front (/openai/v1/...) does not matter.
@@ -28,6 +30,9 @@ _PATHS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
     (re.compile(r".*/(?:generate|completion)/?\Z"), Generate()),
 )
 DIALECTS: Mapping[str, Dialect] = MappingProxyType({d.name: d for d in (*(d for _, d in _PATHS), OTHER)})
+
+# Families whose body holds nothing that a header does not say better: a Responses body may name an earlier response.
+STATELESS = frozenset({"chat", "completions", "messages", "embeddings", "generate"})
 
 UNKNOWN_PATH_BYTES = 1024 * 1024  # on a path without a dialect, a larger body is not held up for a name it may lack
 _JSON = re.compile(
@@ -56,3 +61,16 @@ def wants_body(head: Head) -> bool:
     if kind and not _JSON.match(kind):
         return False
     return dialect_of(head.path) is not OTHER or 0 < declared_bytes(head) <= UNKNOWN_PATH_BYTES
+
+
+def read(head: Head, body: Sequence[bytes | bytearray | memoryview], sources: Sources, only_model: str) -> Request:
+    """The request, its body in pieces as it came.
+
+    Where a header names the session and one model is served, the size is all that the body would tell: it is not read.
+    """
+    dialect = dialect_of(head.path)
+    if only_model and body and dialect.name in STATELESS:
+        named = by_header(dialect.name, head, sources, only_model, sum(map(len, body)))
+        if named is not None:
+            return named
+    return dialect.read(head, body[0] if len(body) == 1 else b"".join(body), sources)

@@ -48,7 +48,7 @@ class Reading(NamedTuple):
 
     def request(self, chain: Chain, response_id: str = "", named: Named | None = None) -> Request:
         """`named`: what the path says of the session; it is tried after the strong sources."""
-        strong, hint = self.sources.find(self.head.headers, self.found.members)
+        strong, hint = self.sources.find(_naming(self.head, self.sources), self.found.members)
         strong = strong or named
         session, key, source = 0, 0, "none"
         if strong:
@@ -85,17 +85,22 @@ def reading(
     return Reading(dialect, head, len(body), found, sources, model, scope)
 
 
-def by_header(dialect: str, head: Head, sources: Sources, body_bytes: int) -> Request | None:
+def by_header(dialect: str, head: Head, sources: Sources, model: str, body_bytes: int) -> Request | None:
     """The request without its body, if a header names the session; None if the body must be read.
 
-    The model is not known then, so the session's key is another one than with the body: use the one or the other.
+    `model` is the only one that the fleet serves. A body that names it, and neither salt nor LoRA, gives the same key;
+    one that does gets another key the day a second model is served, and its session a new home.
     """
-    named = sources.by_header(head.headers)
+    named = sources.by_header(_naming(head, sources))
     if named is None:
         return None
-    session = session_key((b"", b"", b""), named.value)
-    key = ring_key(session)
-    return Request(dialect, session=session, source=named.word, key=key, body_bytes=body_bytes)
+    session = session_key((model.encode("utf-8", "surrogatepass"), b"", b""), named.value)
+    return Request(dialect, model, session, named.word, ring_key(session), body_bytes=body_bytes)
+
+
+def _naming(head: Head, sources: Sources) -> Sequence[tuple[bytes, bytes]]:
+    """The fields, if one of them may name the session: most requests have none, and then nothing is looked through."""
+    return () if sources.headers.isdisjoint(head.fields) else head.headers
 
 
 def turns_of(messages: Sequence[Part]) -> Turns:

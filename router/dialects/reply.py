@@ -19,6 +19,7 @@ FAILED = frozenset({"abort", "error"})  # finish words of replies that broke: vL
 
 NEAR_BYTES = 8 * 1024  # of the tail: holds the last events nearly always, and costs a few us to split
 LAST_EVENTS = 16  # from the end: usage, finish and [DONE], for several choices
+_SPARE = 4  # events without an object: [DONE], comments
 FIRST_EVENTS = 3  # from the start: message_start, response.created
 
 _FIELD = re.compile(rb"(?:data|event|id|retry)?:|(?:data|event|id|retry)?$")
@@ -68,9 +69,9 @@ def tally(windows: tuple[bytes, bytes], event_stream: bool, note: Note, at_head:
     if at_head:
         _note_all(events(first)[:FIRST_EVENTS], result, note)
     head = result.prompt
-    _note_all(events(last[-NEAR_BYTES:])[-LAST_EVENTS:], result, note)
+    _note_all(events(_end_of(last[-NEAR_BYTES:]))[-LAST_EVENTS:], result, note)
     if len(last) > NEAR_BYTES and not result.finish and not result.failed:
-        _note_all(events(last)[-LAST_EVENTS:], result, note)
+        _note_all(events(_end_of(last))[-LAST_EVENTS:], result, note)
     if result.prompt == head and not result.finish and (cut := _cut_line(last)):
         _note_all([salvage(cut)], result, note)
     return result
@@ -116,6 +117,14 @@ def events(window: bytes) -> Sequence[Event]:
             found.extend(_objects(data))
             data.clear()
     return found
+
+
+def _end_of(window: bytes) -> bytes:
+    """The last events of a window, and a few to spare: decoding the rest for nothing costs 40 us a stream."""
+    if b"\r" in window:
+        return window
+    blocks = window.rsplit(b"\n\n", LAST_EVENTS + _SPARE)
+    return b"\n\n".join(blocks[1:]) if len(blocks) > LAST_EVENTS + _SPARE else window
 
 
 def salvage(cut: bytes) -> Event:

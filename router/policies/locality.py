@@ -3,7 +3,8 @@
 Known home, eligible and not lost  → stay there (`session`, `prefix`); no gate on the fleet's spread, no argmin.
 New session, or home gone or lost  → walk the ring from the session's key, take the first replica whose cost is within
                                      a margin of the cheapest (`ring` if that is the first one, else `spread`).
-The prompt was rewritten           → as a new one, but home is asked first: moving is free, not wanted.
+The prompt was rewritten, or home  → as a new one, but home is asked first: moving is free, not wanted.
+had to let go of most of it
 """
 
 from collections.abc import Iterator
@@ -16,14 +17,15 @@ from router.core.ring import mix
 from router.policies import in_range
 
 _PLACEMENTS = ("cost", "ring")
+_REPEATS = 0.5  # of prompts: chat repeats a third of them, agents nine tenths, one-off questions nothing
 _FREE = ("rewritten", "evicted")  # home is left only because moving costs no more than staying
 
 
 @dataclass(frozen=True, slots=True)
 class Locality:
     placement: str = "cost"  # "ring" makes homes a pure function of the key: for several routers without a shared store
-    margin: float = 1.6  # mean contexts by which another replica must be cheaper than the ring's choice
-    bound_price: float = 0.02  # of the context bound to a replica: what a newcomer adds to its pressure
+    margin: float = 0.8  # mean contexts by which another replica must be cheaper than the ring's choice
+    bound_price: float = 0.1  # of the context bound to a replica: what a newcomer adds to its pressure
     migrate_gap: float = 0.0  # leave a live home if its queue exceeds that many times the cost of moving; 0 = never
 
     def __post_init__(self) -> None:
@@ -67,7 +69,9 @@ class Locality:
         key = request.key or mix(snapshot.tick)  # nothing names it: any start is as good
         walk = self._walk(key, snapshot, left)
         choice, dearer = (next(walk), ()) if self.placement == "ring" else self._within_margin(walk, snapshot)
-        passed_over = tuple(each for each in left + dearer if each[0] != choice)
+        left_too = dict(left)
+        passed_over = left + tuple(each for each in dearer if each[0] not in left_too)
+        passed_over = tuple(each for each in passed_over if each[0] != choice)
         return Decision(choice, self._reason(choice, key, snapshot), expected(snapshot, choice), passed_over)
 
     def _reason(self, choice: str, key: int, snapshot: Snapshot) -> Reason:
@@ -77,9 +81,10 @@ class Locality:
         return Reason.RING if next(snapshot.ring.walk(key)) == choice else Reason.SPREAD
 
     def _within_margin(self, walk: Iterator[str], snapshot: Snapshot) -> tuple[str, tuple[tuple[str, str], ...]]:
-        costs = self._costs(snapshot)
-        rates = sum(load.prefill_rate for load in snapshot.loads) / len(snapshot.loads)
-        limit = min(costs.values()) + self.margin * snapshot.mean_context / rates
+        reuse = min(snapshot.reuse / _REPEATS, 1.0)  # what a home is worth at all
+        costs = self._costs(snapshot, reuse)
+        rates = sum([load.prefill_rate for load in snapshot.loads]) / len(snapshot.loads)
+        limit = min(costs.values()) + self.margin * reuse * snapshot.mean_context / rates
         dearer: list[tuple[str, str]] = []
         for replica in walk:
             if costs[replica] <= limit:
@@ -87,13 +92,14 @@ class Locality:
             dearer.append((replica, "dearer"))
         raise AssertionError("the cheapest replica is within any margin of itself")
 
-    def _costs(self, snapshot: Snapshot) -> dict[str, float]:
-        """Seconds until the first token there, plus a price on what is bound there already."""
+    def _costs(self, snapshot: Snapshot, reuse: float) -> dict[str, float]:
+        """Seconds until the first token there, plus a price on what is bound there already and will be used again."""
         prompt, held, now = snapshot.prompt_tokens, snapshot.held, snapshot.now
+        price = self.bound_price * reuse
         costs = {}
         for load in snapshot.loads:
             own = prompt - held.tokens if held is not None and held.replica == load.id else prompt
-            costs[load.id] = prefill_seconds(load, max(own, 0) + self.bound_price * load.bound_tokens, now)
+            costs[load.id] = prefill_seconds(load, max(own, 0) + price * load.bound_tokens, now)
         return costs
 
     def _walk(self, key: int, snapshot: Snapshot, left: tuple[tuple[str, str], ...]) -> Iterator[str]:

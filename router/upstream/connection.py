@@ -46,6 +46,7 @@ class Connection(asyncio.Protocol):
         "_exchange",
         "_first_by",
         "_headers",
+        "_idle",
         "_keep_alive",
         "_loop",
         "_owner",
@@ -64,6 +65,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, owner: Owner, loop: asyncio.AbstractEventLoop) -> None:
         self._owner = owner
+        self._idle = owner.timeouts.idle
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._parser: HttpResponseParser | None = None
@@ -137,7 +139,7 @@ class Connection(asyncio.Protocol):
     def _due(self, started: bool) -> float:
         if self.paused:
             return inf  # the client's pace, not the replica's
-        return self._loop.time() + self._owner.timeouts.idle if started else self._first_by
+        return self._loop.time() + self._idle if started else self._first_by
 
     def pause(self) -> None:
         if not self.paused and self._transport is not None:
@@ -193,7 +195,8 @@ class Connection(asyncio.Protocol):
             self.drop(self.death(f"malformed response: {self._quiet} bytes without an end of head or a body"))
         elif exchange.unread:
             if exchange.flush():
-                self.deadline = self._due(True)
+                if not self.paused:
+                    self.deadline = self._loop.time() + self._idle
                 return
             self.deadline = inf
             exchange.wake()

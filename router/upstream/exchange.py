@@ -33,6 +33,7 @@ class Exchange:
     __slots__ = (
         "_chunks",
         "_error",
+        "_rest",
         "_sink",
         "_started",
         "_waiter",
@@ -58,6 +59,7 @@ class Exchange:
         self._error: Exception | None = None
         self._waiter: Future[None] | None = None
         self._sink: Callable[[bytes], None] | None = None
+        self._rest: Callable[[bytes], None] | None = None
 
     def whole(self) -> bytes | None:
         """All of the body where it has come already, else nothing."""
@@ -68,12 +70,12 @@ class Exchange:
         self.unread = 0
         return data
 
-    async def pipe(self, sink: Callable[[bytes], None]) -> None:
-        """Call `sink` with every piece where it is received, until the clean end: no task runs per piece.
+    async def pipe(self, first: Callable[[bytes], None], rest: Callable[[bytes], None]) -> None:
+        """Call `first` with the first piece and `rest` with every other where it is received, until the clean end.
 
-        Raises as `read` does.
+        No task runs per piece. Raises as `read` does.
         """
-        self._sink = sink
+        self._sink, self._rest = first, rest
         try:
             self.flush()
             while not self.complete:
@@ -86,7 +88,7 @@ class Exchange:
                     self.close()
                     raise
         finally:
-            self._sink = None
+            self._sink = self._rest = None
 
     def hold(self) -> None:
         """Whoever is piped to cannot take more: slow the replica down."""
@@ -164,6 +166,7 @@ class Exchange:
             data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             chunks.clear()
             self.unread = 0
+            self._sink = self._rest
             sink(data)
         return True
 

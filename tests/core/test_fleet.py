@@ -407,3 +407,30 @@ def test_same_id_with_another_url_is_another_replica() -> None:
     assert removed == [old]
     assert added == [fleet.loads["a:1"]]
     assert fleet.loads["a:1"] is not old
+
+
+def test_sessions_that_find_nothing_one_after_another_show_a_restart_that_no_scrape_did() -> None:
+    """F85"""
+    fleet = fleet_of("a:1", "b:1")
+    for name in range(1, 9):
+        go(fleet, session(name), "a:1", Usage(10_000, 0, 10))
+
+    def turn(name: int, cached: int) -> None:
+        with fleet.lease(session(name), Decision("a:1", Reason.SESSION, 10_000)) as lease:
+            lease.first_byte()
+            lease.settle(Usage(10_000, cached, 10))
+
+    def lost() -> list[int]:
+        homes = {name: fleet.snapshot(session(name)).home for name in range(1, 9)}
+        return [name for name, home in homes.items() if home is not None and home.lost]
+
+    for name in (1, 2, 3):
+        turn(name, 0)
+    turn(4, 9_990)  # one that is warm: it was no restart
+    turn(1, 9_990)
+    for name in (5, 6, 7):
+        turn(name, 0)
+    assert lost() == []
+    turn(8, 0)
+    assert lost() == [1, 2, 3, 4]  # the last four have just been computed again
+    assert fleet.loads["a:1"].bound_sessions == 4

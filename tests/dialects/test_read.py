@@ -283,11 +283,11 @@ def test_a_body_that_is_not_read_counts_by_its_declared_length() -> None:
 
 def test_a_header_can_spare_the_body() -> None:
     named = head(CHAT, (b"x-session-id", b"s"))
-    request = by_header("chat", named, SOURCES, 1000)
+    request = by_header("chat", named, SOURCES, "m", 1000)
     assert request is not None
     assert (request.source, request.body_bytes, request.prompt_bytes) == ("x-session-id", 1000, 1000)
-    assert request.key == read(CHAT, b"", (b"x-session-id", b"s")).key
-    assert by_header("chat", head(CHAT), SOURCES, 1000) is None
+    assert request.key == read(CHAT, b'{"model":"m"}', (b"x-session-id", b"s")).key
+    assert by_header("chat", head(CHAT), SOURCES, "m", 1000) is None
 
 
 def test_who_opens_is_looked_for_behind_those_who_lead() -> None:

@@ -37,8 +37,8 @@ def test_says_prefix_where_the_chain_found_home() -> None:
     ("queued_at_first", "chosen", "reason"),
     [
         (0, FIRST, Reason.RING),
-        (150_000, FIRST, Reason.RING),  # dearer, but by less than 1.6 mean contexts
-        (170_000, SECOND, Reason.SPREAD),
+        (70_000, FIRST, Reason.RING),  # dearer, but by less than 0.8 mean contexts
+        (90_000, SECOND, Reason.SPREAD),
     ],
 )
 def test_new_session_takes_the_ring_s_choice_unless_it_is_a_margin_dearer(
@@ -51,10 +51,37 @@ def test_new_session_takes_the_ring_s_choice_unless_it_is_a_margin_dearer(
 
 
 def test_bound_context_has_a_small_price() -> None:
-    loads = [load(name, bound_tokens=8_500_000 if name == FIRST else 0) for name in "abc"]
+    loads = [load(name, bound_tokens=850_000 if name == FIRST else 0) for name in "abc"]
     assert choose(Locality(), *loads).replica == SECOND
-    loads = [load(name, bound_tokens=7_500_000 if name == FIRST else 0) for name in "abc"]
+    loads = [load(name, bound_tokens=750_000 if name == FIRST else 0) for name in "abc"]
     assert choose(Locality(), *loads).replica == FIRST
+
+
+@pytest.mark.parametrize(
+    ("reuse", "counter", "replica"),
+    [
+        (0.9, "queued_tokens", FIRST),
+        (0.0, "queued_tokens", SECOND),
+        (0.9, "bound_tokens", SECOND),
+        (0.0, "bound_tokens", FIRST),
+    ],
+)
+def test_where_nothing_repeats_the_ring_is_worth_nothing_and_what_is_bound_costs_nothing(
+    reuse: float, counter: str, replica: str
+) -> None:
+    amount = 50_000 if counter == "queued_tokens" else 5_000_000
+    loads = [load(name, **({counter: amount} if name == FIRST else {})) for name in "abc"]
+    assert choose(Locality(), *loads, reuse=reuse).replica == replica
+
+
+def test_a_home_that_had_to_let_go_is_kept_unless_it_is_a_margin_dearer() -> None:
+    home = Home(THIRD, Reason.SESSION, 10_000, evicted=True)
+    assert choose(Locality(), "a", "b", "c", home=home).replica == THIRD
+    loads = [load(name, queued_tokens=100_000 if name == THIRD else 0) for name in "abc"]
+    decision = choose(Locality(), *loads, home=home)
+    assert (decision.replica, decision.reason) == (FIRST, Reason.RING)
+    assert decision.passed_over == ((THIRD, "evicted"),)
+    assert choose(Locality(placement="ring"), *loads, home=home).replica == THIRD
 
 
 def test_slow_replica_is_dearer_for_the_same_queue() -> None:
