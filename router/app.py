@@ -1,6 +1,7 @@
 """The composition root: the only place that constructs objects."""
 
 import asyncio
+import logging
 import ssl
 import sys
 import time
@@ -13,7 +14,7 @@ from router.control import Control, build_admin, build_control, is_own
 from router.core.admission import AdmissionOptions
 from router.core.fleet import Fleet, FleetOptions
 from router.core.keys import Sources
-from router.core.replica import Load
+from router.core.replica import Load, State
 from router.discovery import SourceError, parse_source
 from router.explain import Explainer
 from router.logs import AccessLog
@@ -26,6 +27,8 @@ from router.stores import Figures, Limits, Sharing, kind_of, open_store
 from router.upstream import Pool, Timeouts
 from router.watch import Watch, WatchOptions, api_key, control_client
 
+_log = logging.getLogger("router")
+
 
 class Router:
     """The public ASGI app: our own paths to `control`, the rest to `proxy`. Lifespan starts and ends the watch."""
@@ -35,6 +38,7 @@ class Router:
         self.settings = settings
         self.draining = False
         self.fleet = Fleet(time.monotonic, _fleet_options(settings))
+        self.fleet.on_standing = _log_standing
         self.ledger = Ledger(self.fleet)
         policy = load_policy(settings.policy, _policy_options(settings))
         sources = Sources(tuple(settings.session_sources), tuple(settings.session_hints))
@@ -124,6 +128,12 @@ class Router:
             own_admin_port=settings.admin_port is not None,
             version=version("prefix-router"),
         )
+
+
+def _log_standing(load: Load, before: str) -> None:
+    level = logging.WARNING if load.standing == State.EJECTED else logging.INFO
+    why = f", {load.failures} faults in a row" if load.standing == State.EJECTED and load.failures else ""
+    _log.log(level, "replica %s is %s (was %s%s)", load.id, load.standing, before, why)
 
 
 class _Upstreams:

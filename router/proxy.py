@@ -5,6 +5,7 @@ exactly once on every path; a client that hangs up, in whichever phase, cancels 
 """
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ Scope = Message
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 _COME_BACK = 30.0  # seconds: a place is won or lost on this scale
+_log = logging.getLogger("router")
 _ELSEWHERE = (502, 503)  # said before any byte: the replica did not do the work
 _LAST_STATUS = 599  # beyond it there is no class that says what it means, and servers refuse to write it
 
@@ -170,6 +172,10 @@ class Proxy:
             turn.outcome = Outcome.CLIENT_GONE
             if not turn.gone:
                 await self._answers.refuse(turn, _shutting_down(), client)
+        except Exception as error:  # a policy of somebody's own, or a bug of ours: no replica is to blame
+            _log.exception("request %s failed in the router", turn.request_id.decode("latin-1"))
+            turn.error = f"{type(error).__name__} in the router"
+            await self._answers.refuse(turn, _failed(), client)
         finally:
             client.watch(None)
 
@@ -316,6 +322,10 @@ def _target(scope: Scope) -> bytes:
     raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
     query: bytes = scope["query_string"]
     return raw_path + b"?" + query if query else raw_path
+
+
+def _failed() -> Refusal:
+    return Refusal(500, "internal_error", "the router failed", Outcome.REJECTED)
 
 
 def _shutting_down() -> Refusal:

@@ -19,6 +19,7 @@ from router.settings import Settings
 
 _log = logging.getLogger("router")
 
+_FIRST_REPLICA_SECONDS = 1.0  # a healthy one answers its first probe in milliseconds; a dead fleet holds up nobody
 _KEEP_ALIVE = 75  # seconds: above the 60 s after which common load balancers drop an idle connection
 
 
@@ -50,8 +51,10 @@ async def _run(router: Router, settings: Settings) -> int:
     try:
         sockets = [_listen(host, port) for _, host, port in apps]
         await router.start()
+        await _first_replica(router)
     except (OSError, SourceError) as error:
-        print(f"prefix-router: {error}", file=sys.stderr)
+        field = "replicas: " if isinstance(error, SourceError) else ""
+        print(f"prefix-router: {field}{error}", file=sys.stderr)
         await router.stop()
         return 1
     _spare_the_collector()
@@ -76,6 +79,14 @@ async def _run(router: Router, settings: Settings) -> int:
     return 0
 
 
+async def _first_replica(router: Router) -> None:
+    """Listen once somebody can serve, so that the first request meets no fleet that is still being asked. Bounded."""
+    for _ in range(int(_FIRST_REPLICA_SECONDS / 0.02)):
+        if any(load.eligible for load in router.fleet.loads.values()):
+            return
+        await asyncio.sleep(0.02)
+
+
 def _spare_the_collector() -> None:
     """What exists now lives as long as the process, and requests leave next to no cycles: 5 % of a small request."""
     gc.collect()
@@ -91,13 +102,13 @@ def _stop(stop: asyncio.Event, hurry: asyncio.Event) -> None:
 
 async def _drain(router: Router, grace: float, hurry: asyncio.Event) -> None:
     """/readyz says 503, nothing new is taken, what runs may end within `grace` seconds or until somebody hurries."""
-    _log.info("draining: %d requests in flight", router.proxy.inflight)
+    _log.info("draining, requests in flight: %d", router.proxy.inflight)
     ends = [asyncio.create_task(router.drain()), asyncio.create_task(hurry.wait())]
     await asyncio.wait(ends, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
     for end in ends:
         end.cancel()
     if router.proxy.inflight:
-        _log.warning("drain_timeout: %d requests are cut off", router.proxy.inflight)
+        _log.warning("drain_timeout is over, requests cut off: %d", router.proxy.inflight)
         router.proxy.cut_off()
 
 

@@ -110,7 +110,9 @@ def _policy(value: str) -> str:
         return value
     known = policy_names()
     if value not in known:
-        raise ValueError(f"unknown policy {value!r}{nearest(value, known)}; or name your own as module:Class")
+        raise ValueError(
+            f"unknown policy {value!r}{nearest(value, known)} (known: {', '.join(known)}; your own is module:Class)"
+        )
     return value
 
 
@@ -218,8 +220,9 @@ class Settings(BaseSettings):
     """Seconds that a health probe may take. 5 s, because a replica deep in prefill answers late and is not dead."""
 
     policy: Annotated[Name, AfterValidator(_policy)] = "locality"
-    """Which policy chooses, or module:Class for your own. locality keeps a session where its KV cache is; that is what
-    this router is for."""
+    """Which policy chooses: round_robin, random, least_loaded, two_choices, session_hash, prefix_hash, longest_prefix,
+    locality, or module:Class for your own. locality keeps a session where its KV cache is; that is what this router
+    is for."""
     policy_options: Pairs = Field(default_factory=dict)
     """Options of the policy, by name. None, because every policy has defaults of its own."""
     placement: Annotated[Literal["cost", "ring"], Lower] = "cost"

@@ -20,8 +20,8 @@ _WHY = {
     "session": "its session is at home there",
     "prefix": "the longest known part of its conversation is at home there",
     "response": "it names a response that was made there",
-    "ring": "a new session, and its key meets this replica first on the ring",
-    "spread": "a new session, and the ring's first choice was dearer or full",
+    "ring": "placed: its key meets this replica first on the ring",
+    "spread": "placed further along the ring, as its first choice was dearer, full or not to be had",
     "turn": "it is this replica's turn",
     "chance": "it was drawn",
     "load": "it is the least loaded",
@@ -76,6 +76,7 @@ def verdict(answer: Mapping[str, Any]) -> Iterator[str]:
     fallback = "the policy has a reason of its own" if answer.get("replica") else "nobody can take it"
     yield f"replica   {answer.get('replica') or 'none'}"
     yield f"why       {_WHY.get(reason, fallback)} ({reason})"
+    yield from _left_home(answer)
     yield f"policy    {answer.get('policy', 'unknown')}"
     source = str(answer.get("session_source", "none"))
     yield f"session   {_UNNAMED.get(source, f'named by {source}')}"
@@ -84,6 +85,14 @@ def verdict(answer: Mapping[str, Any]) -> Iterator[str]:
     if candidates:
         yield ""
         yield from _table(candidates)
+
+
+def _left_home(answer: Mapping[str, Any]) -> Iterator[str]:
+    home = answer.get("home")
+    if home and home != answer.get("replica"):
+        rows = answer.get("candidates") or []
+        why = next((row.get("passed_over") for row in rows if row.get("replica") == home), None)
+        yield f"home      {home}, but it is {why or 'gone'}"
 
 
 def _share(cached: int | None, prompt: int | None) -> str:

@@ -21,7 +21,7 @@ class AdmissionOptions:
     """Defaults from the studies in docs/admission.md: each on a plateau, over capacities and lengths of thought."""
 
     fill: float = 1.0  # of a replica's KV cache: places are whole contexts, and some of them are never used again
-    backlog_seconds: float = 5.0  # of prefill owed at a replica: more newcomers would only wait there instead
+    backlog_seconds: float = 5.0  # of prefill owed at a full replica: more newcomers would only wait there instead
     slice_seconds: float = 600.0  # what a place costs to win (a whole prefill) must pay off before it is given up
     patience_seconds: float = 240.0  # the first in line waits that long before others give way to it
     horizon_seconds: float = 60.0  # a place is kept for a session that will rather return within this than not
@@ -74,7 +74,7 @@ class Admission:
 
     def _fits(self, load: Load, tokens: int, now: float) -> bool:
         over = self._over(load, tokens)
-        if over is None:
+        if over is None or over <= 0:
             return True
         if load.queued_tokens > self.options.backlog_seconds * load.prefill_rate:
             return False

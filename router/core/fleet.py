@@ -65,6 +65,7 @@ class Fleet:
         self._pools = Pools()
         self._cold: dict[str, list[Binding]] = {}  # by replica: sessions that found nothing there, one after another
         self._relax_at = float("inf")
+        self.on_standing: Callable[[Load, str], None] = lambda load, before: None  # told (load, standing before)
         self._tick = 0
         self._seen: tuple[Request, Found, int] | None = None  # of the last snapshot, until anything is bound
 
@@ -196,6 +197,10 @@ class Fleet:
     def changed(self) -> None:
         """Somebody's eligibility may have changed."""
         self._pools.changed()
+        for load in self._loads.values():
+            if load.told != load.standing:
+                before, load.told = load.told, load.standing
+                self.on_standing(load, before)
         waits = (load.until for load in self._loads.values() if load.state is State.COOLING)
         self._relax_at = min(waits, default=float("inf"))
         served = set().union(*(load.models or ("", "?") for load in self._loads.values()))  # unknown is several

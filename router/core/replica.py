@@ -77,6 +77,7 @@ class Load:
     hit_ratio: float | None = None  # cached share of recent prompts, as replies report; None = none reported
     failures: int = 0  # consecutive, its own fault
     bad_probes: int = 0  # consecutive
+    told: str = State.STARTING.value  # the standing that was last told to whoever listens
     good_at: float | None = None  # when it last served something well
     until: float = 0.0  # cooling or ejected at least until then
     ejections: int = 0  # in a row; doubles the time out

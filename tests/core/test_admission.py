@@ -47,10 +47,14 @@ def test_unknown_capacity_holds_nobody() -> None:
     assert may(admission, 2, 10**9, load) == "a"
 
 
-def test_a_queue_of_prefill_holds_newcomers() -> None:
-    admission = Admission(OPTIONS)
-    assert may(admission, 1, 10, replica(queued_tokens=10_001, prefill_rate=1000.0)) == "nowhere"
-    assert may(admission, 1, 10, replica(queued_tokens=9_999, prefill_rate=1000.0)) == "a"
+@pytest.mark.parametrize(
+    ("placed", "queued", "answer"), [(900, 10_001, "nowhere"), (900, 9_999, "a"), (100, 10_001, "a")]
+)
+def test_at_a_full_replica_a_queue_of_prefill_holds_newcomers(placed: int, queued: int, answer: str) -> None:
+    """Below its capacity nobody is held, however busy it is."""
+    admission, load = Admission(OPTIONS), replica(queued_tokens=queued, prefill_rate=1000.0)
+    turn(admission, 1, load, placed, 0.0, "end")
+    assert may(admission, 2, 500, load, now=800.0) == answer
 
 
 def test_who_has_a_place_is_not_held_and_newcomers_stand_behind_those_who_wait() -> None:

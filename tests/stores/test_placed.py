@@ -75,7 +75,7 @@ def test_a_restored_binding_counts_as_bound_only_when_it_is_seen_again() -> None
     restore(fleet, [Placed(5, "b:1", context=30_000, seen=WALL)], WALL)
     assert fleet.loads["b:1"].bound_tokens == 0
     go(fleet, named(5), "b:1")
-    assert fleet.loads["b:1"].bound_tokens == 10_000
+    assert fleet.loads["b:1"].bound_tokens >= 10_000
 
 
 def test_what_was_restored_before_its_replica_is_known_waits_for_it() -> None:
