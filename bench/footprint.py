@@ -29,7 +29,7 @@ def map_megabytes(sessions: int, replicas: int = 4) -> float:
 
 
 def choose_microseconds(replicas: int, sessions: int) -> float:
-    """Time of placing a new session, the dearest decision there is: the fastest quarter, as others use this machine too."""
+    """Time of placing a new session, the dearest decision there is. The fastest quarter: others use the machine too."""
     fleet, policy = _fleet(replicas), Locality()
     for number in range(sessions):
         _serve(fleet, _named(number))

@@ -14,7 +14,7 @@ class FirstTurnHolding(Admission):
     def _gives_way(self, place: Place, now: float) -> bool:
         return False
 
-    def _not_worth_keeping(self, load: Load, now: float) -> list[Place]:
+    def _idle_below(self, load: Load, now: float, horizon: float) -> list[Place]:
         idle = [place for queue in self._idle.get(load, {}).values() for place in queue.values()]
         return [place for place in idle if now - place.idle_since > self.idle_seconds]
 
@@ -46,7 +46,7 @@ class ConcurAimd(FirstTurnHolding):
         if not first and self.first_waiting_since is not None:
             return frozenset()
         for load in loads:
-            for idle in self._not_worth_keeping(load, now):
+            for idle in self._idle_below(load, now, self.idle_seconds):
                 self.leave(idle.session)
         return frozenset(load.id for load in loads) if len(self._places) < self._window else frozenset()
 

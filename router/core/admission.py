@@ -8,6 +8,7 @@ nobody waits for ever; within its slice it is never held.
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 from router.core.replica import Load
 from router.core.returns import Returns
@@ -74,33 +75,26 @@ class Admission:
 
     def _fits(self, load: Load, tokens: int, now: float) -> bool:
         over = self._over(load, tokens)
-        if over is None or over <= 0:
+        if over is None or over <= 0 or over <= _tokens(self._idle_below(load, now, inf)):
             return True
         if load.queued_tokens > self.options.backlog_seconds * load.prefill_rate:
             return False
         # Alone on an empty replica anybody may try: the engine knows its own limit.
         over = min(over, load.placed_tokens)
-        if over <= 0:
-            return True
-        for place in self._not_worth_keeping(load, now):
-            over -= place.tokens
-            if over <= 0:
-                return True
-        return False
+        return over <= _tokens(self._idle_below(load, now, self.options.horizon_seconds))
 
     def _over(self, load: Load, tokens: int) -> float | None:
         """Tokens that would have to go for so many more; None where the replica's capacity is not known."""
         capacity = load.kv_capacity_tokens
         return None if capacity is None else load.placed_tokens + tokens - self.options.fill * capacity
 
-    def _not_worth_keeping(self, load: Load, now: float) -> list[Place]:
-        """Idle places whose sessions will rather not return soon, the least likely first."""
-        options = self.options
+    def _idle_below(self, load: Load, now: float, horizon: float) -> list[Place]:
+        """Idle places whose sessions will rather not return within so many seconds, the least likely first."""
         found: list[tuple[float, Place]] = []
         for kind, queue in self._idle.get(load, {}).items():
             for place in queue.values():
-                likely = self._returns[kind].probability(now - place.idle_since, options.horizon_seconds)
-                if likely >= options.keep_above:
+                likely = self._returns[kind].probability(now - place.idle_since, horizon)
+                if likely >= self.options.keep_above:
                     break
                 found.append((likely, place))
         return [place for _, place in sorted(found, key=lambda each: each[0])]
@@ -109,7 +103,7 @@ class Admission:
         over = self._over(load, tokens)
         if over is None:
             return
-        for place in self._not_worth_keeping(load, now) if over > 0 else ():
+        for place in self._idle_below(load, now, self.options.horizon_seconds) if over > 0 else ():
             over -= place.tokens
             self.leave(place.session)
             if over <= 0:
@@ -173,6 +167,10 @@ class Admission:
     def stayed_away(self, kind: str) -> None:
         """A session has been idle for so long that it counts as not coming back."""
         self._returns[kind].stayed_away()
+
+
+def _tokens(places: Iterable[Place]) -> int:
+    return sum([place.tokens for place in places])
 
 
 def kind_of(finish: str) -> str:

@@ -54,7 +54,17 @@ def test_at_a_full_replica_a_queue_of_prefill_holds_newcomers(placed: int, queue
     """Below its capacity nobody is held, however busy it is."""
     admission, load = Admission(OPTIONS), replica(queued_tokens=queued, prefill_rate=1000.0)
     turn(admission, 1, load, placed, 0.0, "end")
-    assert may(admission, 2, 500, load, now=800.0) == answer
+    assert may(admission, 2, 500, load, now=100.0) == answer
+
+
+def test_room_of_those_who_will_rather_never_return_is_room() -> None:
+    """One-off questions of a chat fill every cache; nobody waits for their sake."""
+    admission, load = Admission(OPTIONS), replica(queued_tokens=10_001, prefill_rate=1000.0)
+    turn(admission, 1, load, 900, 0.0, "end")
+    assert may(admission, 2, 500, load, now=100.0) == "nowhere"
+    for _ in range(1000):
+        admission.stayed_away("end")
+    assert may(admission, 2, 500, load, now=100.0) == "a"
 
 
 def test_who_has_a_place_is_not_held_and_newcomers_stand_behind_those_who_wait() -> None:

@@ -63,7 +63,7 @@ async def _trickle(client: Client, data: bytes, pause: float) -> None:
 
 def test_a_head_that_trickles_in_is_ended_while_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     """F172: each byte comes in time, the whole does not."""
-    monkeypatch.setattr("router.server.HEAD_SECONDS", 0.2)
+    monkeypatch.setattr("router.server.lane.HEAD_SECONDS", 0.2)
 
     async def main() -> None:
         async with fleet([[ok()]]) as (rig, _):
@@ -85,7 +85,7 @@ def test_a_head_that_trickles_in_is_ended_while_others_are_served(monkeypatch: p
 @pytest.mark.parametrize("framing", [("content-length", "1000"), ("transfer-encoding", "chunked")])
 def test_a_body_that_stops_coming_is_ended(framing: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """F172"""
-    monkeypatch.setattr("router.server.BODY_SECONDS", 0.1)
+    monkeypatch.setattr("router.server.lane.BODY_SECONDS", 0.1)
 
     async def main() -> None:
         async with fleet([[ok()]]) as (rig, engine):

@@ -100,8 +100,8 @@ def test_trailers_never_become_fields_and_are_bounded() -> None:
     "raw", [b"POST /v1/x HTTP/1.1\r\nhost", request("POST", CHAT, [("content-length", "9")]) + b"x"]
 )
 def test_a_head_or_a_body_that_does_not_come_on_is_408(raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.05)
-    monkeypatch.setattr(server, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(server.lane, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(server.lane, "BODY_SECONDS", 0.05)
 
     async def main() -> None:
         async with fleet([[ok()]]) as (rig, engine):
@@ -112,7 +112,7 @@ def test_a_head_or_a_body_that_does_not_come_on_is_408(raw: bytes, monkeypatch: 
 
 
 def test_a_head_that_drips_has_no_more_time_than_one_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(server.lane, "HEAD_SECONDS", 0.1)
 
     async def main() -> None:
         async with fleet([[ok()]]) as (rig, _):

@@ -1,27 +1,24 @@
-"""The fast lane: uvicorn's HTTP protocol, offering the proxy a request's buffers and the way to its client's socket.
+"""One connection of a client: uvicorn's HTTP protocol, with more to offer and less to trust.
 
-Law: the app sees plain ASGI; what is more stands in `scope["extensions"]["router.lane"]`. Whatever comes over a
-connection is bounded in size and in time, and what could be read in two ways is refused.
+Law: whatever comes over a connection is bounded in size and in time, and what could be read in two ways is refused.
 """
 
 import asyncio
 import socket
 import struct
-import urllib.parse
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any
 
 import httptools
-import msgspec
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from router.headers import Header
-from router.receipt import LANE, Message, Piped, TooLarge
-from router.turn import Gone
+from router.receipt import LANE
+from router.server.passage import Passage
+from router.server.wire import Place, place_of, refusal, size_of
 
 MAX_HEAD_BYTES = 64 * 1024  # clients send 1-4 KiB; nginx allows 32, and tokens in headers grow
 MAX_HEADERS = 256  # an order of magnitude above any client behind any gateway
@@ -30,7 +27,6 @@ BODY_SECONDS = 60.0  # without a byte of a body that somebody waits for; nginx a
 _AHEAD = 32  # pipelined requests taken in behind the one that runs: reading on is what notices a hang-up
 _AHEAD_BYTES = 256 * 1024  # of their bodies, and of an upload that nobody has taken yet
 
-Place: TypeAlias = tuple[str, bytes, bytes, bytes]  # decoded path, raw path, query, and the target as it is sent on
 _REASONS = {400: "bad_request", 408: "request_timeout", 431: "head_too_large"}
 
 
@@ -141,10 +137,10 @@ class Lane(HttpToolsProtocol):
         if version not in ("1.1", "1.0"):
             raise ValueError(f"HTTP version {version}")
         if self._url != self._last_url:
-            self._place, self._last_url = _place(self._url), self._url
+            self._place, self._last_url = place_of(self._url), self._url
         passage = Passage(self, parser.get_method(), self._place, headers, version == "1.1")
         passage.keep_alive = passage.chunks and parser.should_keep_alive()
-        if len(headers) > MAX_HEADERS or (self._quiet > MAX_HEAD_BYTES and _size(headers) > MAX_HEAD_BYTES):
+        if len(headers) > MAX_HEADERS or (self._quiet > MAX_HEAD_BYTES and size_of(headers) > MAX_HEAD_BYTES):
             self._refuse(431, f"the head exceeds {MAX_HEADERS} fields or {MAX_HEAD_BYTES} bytes")
             return
         if not passage.chunks and any(name == b"transfer-encoding" for name, _ in headers):
@@ -178,7 +174,7 @@ class Lane(HttpToolsProtocol):
 
     # Requests, one after the other
 
-    def _scope(self, passage: "Passage") -> dict[str, Any]:
+    def _scope(self, passage: Passage) -> dict[str, Any]:
         path, raw_path, query, _ = passage.place
         return {
             "type": "http",
@@ -196,12 +192,12 @@ class Lane(HttpToolsProtocol):
             "extensions": {LANE: passage},
         }
 
-    def _start(self, passage: "Passage") -> None:
+    def _start(self, passage: Passage) -> None:
         self._running = passage
         passage.task = task = self.loop.create_task(self._serve(passage))
         self.tasks.add(task)
 
-    async def _serve(self, passage: "Passage") -> None:
+    async def _serve(self, passage: Passage) -> None:
         try:
             await self.app(self._scope(passage), passage.receive, passage.send)
             if not passage.ended and not passage.gone:
@@ -211,7 +207,7 @@ class Lane(HttpToolsProtocol):
         finally:
             self.tasks.discard(passage.task)
 
-    def _failed(self, passage: "Passage", error: BaseException | None) -> None:
+    def _failed(self, passage: Passage, error: BaseException | None) -> None:
         if error is not None:
             self.logger.error("Exception in ASGI application\n", exc_info=error)
         if passage.started or passage.gone:  # an answer that broke off is cut
@@ -221,7 +217,7 @@ class Lane(HttpToolsProtocol):
             return
         passage.refuse(500, "internal_error", "the router failed")
 
-    def answered(self, passage: "Passage") -> None:
+    def answered(self, passage: Passage) -> None:
         """Its last byte is written."""
         self.server_state.total_requests += 1
         self._running = None
@@ -291,7 +287,7 @@ class Lane(HttpToolsProtocol):
         if self._deaf:
             return
         self.logger.debug("%d: %s", status, message)
-        self._deaf, self._refusal = True, _refusal(status, _REASONS[status], message)
+        self._deaf, self._refusal = True, refusal(status, _REASONS[status], message)
         broken, self._coming = self._coming, None
         if broken is not None and broken in self._ahead:
             self._ahead.remove(broken)
@@ -308,234 +304,3 @@ class Lane(HttpToolsProtocol):
     def _write_refusal(self) -> None:
         self.transport.write(self._refusal)
         self.transport.close()
-
-
-class Passage:
-    """One request and its answer on a connection: plain ASGI for whoever asks, and the proxy's side of the lane."""
-
-    __slots__ = (
-        "_continue", "_exchange", "_head", "_lane", "_limit", "_on_gone", "_parts", "_raw", "_silent",
-        "_told", "_waiter", "chunks", "ended", "endless", "gone", "headers", "keep_alive", "method", "place", "size",
-        "started", "target", "task", "waits_for_room", "whole",
-    )  # fmt: skip
-
-    def __init__(self, lane: Lane, method: bytes, place: Place, headers: list[Header], chunks: bool) -> None:
-        self._lane = lane
-        self.method, self.target, self.headers = method, place[3], headers
-        self.chunks = chunks  # the client knows chunked bodies
-        self.keep_alive = True
-        self.place = place
-        self.task: asyncio.Task[None] | None = None
-        # The request's body.
-        self._parts: list[bytes] = []
-        self.size = 0
-        self.whole = False
-        self._limit = inf
-        self._told = False  # plain ASGI has heard of its end
-        self.waits_for_room = False  # an upload that is passed on: read only as fast as it is taken
-        self._continue = (b"expect", b"100-continue") in headers or (b"expect", b"100-Continue") in headers
-        self._waiter: asyncio.Future[None] | None = None
-        # Its answer.
-        self._head = b""  # not yet written: it leaves with the first bytes of the body
-        self._raw = False  # no chunk framing
-        self._silent = False  # no body at all
-        self.endless = False  # nothing but the connection's end delimits it
-        self._exchange: Piped | None = None
-        self._on_gone: Callable[[], None] | None = None
-        self.started = self.ended = self.gone = False
-
-    # The connection's side
-
-    def arrived(self, data: bytes) -> None:
-        self._parts.append(data)
-        self.size += len(data)
-        if self.waits_for_room or self.size > self._limit:
-            self.wake()
-
-    def lost(self) -> None:
-        """The client has gone. Whoever reads or writes for it is told, in whichever phase."""
-        if self.ended:
-            return
-        self.gone = True
-        self.wake()
-        if self._on_gone is not None:
-            self._on_gone()
-
-    def hold(self) -> None:
-        if self._exchange is not None:
-            self._exchange.hold()
-
-    def go_on(self) -> None:
-        if self._exchange is not None:
-            self._exchange.go_on()
-
-    def wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    def _wait(self) -> "asyncio.Future[None]":
-        if self._continue:
-            self._continue = False
-            if not self.size and not self.started:
-                self._lane.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._waiter = waiter = self._lane.loop.create_future()
-        return waiter
-
-    # The proxy's side: see `router.receipt.Client`
-
-    def watch(self, gone: Callable[[], None] | None) -> None:
-        self._on_gone = gone
-        if gone is not None and self.gone:
-            raise Gone
-
-    async def body(self, limit: int) -> tuple[bytes, ...]:
-        self._limit = limit
-        while not self.whole:
-            if self.size > limit:
-                raise TooLarge
-            if self.gone:
-                raise Gone
-            await self._wait()
-        if self.size > limit:
-            raise TooLarge
-        return tuple(self._parts)
-
-    async def pieces(self, limit: int) -> AsyncIterator[bytes]:
-        self._limit, self.waits_for_room = limit, True
-        while True:
-            if self.size > limit:
-                raise TooLarge
-            parts, self._parts = self._parts, []
-            for part in parts:
-                yield part
-            if self._parts:
-                continue
-            if self.whole:
-                return
-            if self.gone:
-                raise Gone
-            self._lane.flow.resume_reading()
-            await self._wait()
-
-    def start(self, status: int, headers: list[Header]) -> None:
-        lines = [STATUS_LINE[status][:-2], *map(b": ".join, headers)]
-        self._silent = self.method == b"HEAD" or status in (204, 304)
-        has_length = b"content-length" in dict(headers)
-        self._raw = self._silent or has_length or not self.chunks
-        self.endless = self._raw and not (self._silent or has_length)
-        if not self._raw:
-            lines.append(b"transfer-encoding: chunked")
-        if not self.keep_alive:
-            lines.append(b"connection: close")
-        lines += (b"", b"")
-        self._head = b"\r\n".join(lines)
-        self.started = True
-
-    def write(self, data: bytes) -> None:
-        """A piece of the body, on its way at once."""
-        head, self._head = self._head, b""
-        if self._silent or not data:
-            data = b""
-        elif not self._raw:
-            data = b"%x\r\n%b\r\n" % (len(data), data)
-        if head or data:
-            self._lane.transport.write(head + data if head else data)
-
-    async def finish(self, data: bytes = b"") -> None:
-        """The clean end of the answer, with its last bytes or all of them."""
-        if self.gone or self.ended:
-            return
-        if not self._raw:
-            data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
-        elif self._silent:
-            data = b""
-        head, self._head = self._head, b""
-        if head or data:
-            self._lane.transport.write(head + data)
-        self.ended = True
-        self.wake()
-        self._lane.answered(self)
-
-    async def relay(self, exchange: Piped, begun: Callable[[], None], seen: Callable[[bytes], None]) -> None:
-        """Each piece goes from the replica's socket to the client's where it is received: no task runs per piece."""
-        write = self._lane.transport.write
-        framed, silent = not self._raw, self._silent
-
-        def first(data: bytes) -> None:
-            begun()
-            seen(data)
-            if not self.gone:
-                self.write(data)
-
-        def rest(data: bytes) -> None:
-            seen(data)
-            if not (self.gone or silent):
-                write(b"%x\r\n%b\r\n" % (len(data), data) if framed else data)
-
-        self._exchange = exchange
-        if self._lane.stalled:
-            exchange.hold()
-        else:
-            exchange.go_on()  # what came before this may have been enough to pause the replica
-        if self._head and not exchange.unread:
-            self.write(b"")
-        try:
-            await exchange.pipe(first, rest)
-        finally:
-            self._exchange = None
-
-    def refuse(self, status: int, code: str, message: str) -> None:
-        """An answer of the lane's own; the connection ends with it."""
-        self._lane.transport.write(_refusal(status, code, message))
-        self.started = self.ended = True
-        self.keep_alive = False
-        self._lane.answered(self)
-
-    # Plain ASGI
-
-    async def receive(self) -> Message:
-        while not (self.gone or self.ended) and (self._told or not (self._parts or self.whole)):
-            self._lane.flow.resume_reading()
-            await self._wait()
-        if self.gone or self.ended:
-            return {"type": "http.disconnect"}
-        data, self._parts = b"".join(self._parts), []
-        self._told = self.whole
-        return {"type": "http.request", "body": data, "more_body": not self.whole}
-
-    async def send(self, message: Message) -> None:
-        if self._lane.stalled and not self.gone:
-            await self._lane.flow.drain()
-        if self.gone:
-            return
-        if message["type"] == "http.response.start":
-            self.start(message["status"], list(message.get("headers", ())))
-        elif message.get("more_body", False):
-            self.write(message.get("body", b""))
-        else:
-            await self.finish(message.get("body", b""))
-
-
-def _place(url: bytes) -> Place:
-    """Raises ValueError for a target that names no path."""
-    if not url.startswith(b"/") and url != b"*":  # the absolute form, which a proxy must take (RFC 9112 section 3.2.2)
-        scheme, colon, rest = url.partition(b"://")
-        _, _, url = rest.partition(b"/")
-        if not colon or scheme.lower() not in (b"http", b"https"):
-            raise ValueError("the target names no path")
-        url = b"/" + url
-    raw, _, query = url.partition(b"?")
-    path = raw.decode("ascii")
-    return urllib.parse.unquote(path) if "%" in path else path, raw, query, url
-
-
-def _size(headers: list[Header]) -> int:
-    return sum(len(name) + len(value) + 4 for name, value in headers)
-
-
-def _refusal(status: int, code: str, message: str) -> bytes:
-    error = {"message": message, "type": "router_error", "param": None, "code": code}
-    body = msgspec.json.encode({"error": error})
-    head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-    return STATUS_LINE[status] + head + body
