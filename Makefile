@@ -21,11 +21,11 @@ $(VENV)/.ready: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-serve: setup ## the router alone: REPLICAS=http://a:8000,http://b:8000 make serve
+serve: setup ## the router alone: REPLICAS=http://a:8000,… make serve
 	@test -n "$(REPLICAS)" || { echo 'say where the replicas are: REPLICAS=http://10.0.0.1:8000,http://10.0.0.2:8000 make serve'; exit 2; }
 	$(BIN)/prefix-router serve --replicas $(REPLICAS) --policy $(POLICY)
 
-demo: setup ## four simulated replicas, real agent sessions, round robin against locality: one table
+demo: setup ## round robin against locality on four simulated replicas
 	$(BIN)/python -m bench.demo
 
 test: setup ## all tests, real llama.cpp replicas included
@@ -44,7 +44,7 @@ format: setup ## put the code in shape
 bench: setup ## the cost of the parts, under a minute
 	$(BIN)/python -m bench.micro
 
-bench-cost: setup ## CPU per request beside nginx, envoy and the Rust routers (minutes)
+bench-cost: setup ## CPU per request beside other routers (25 minutes)
 	$(BIN)/python -m bench.cost
 
 docs: setup ## write the generated pages again

@@ -125,6 +125,7 @@ def _end_of_stdin(stop: asyncio.Event) -> None:
 async def _when_orphaned(stop: asyncio.Event, parent: int) -> None:
     while os.getppid() == parent:  # noqa: ASYNC110  no system-independent event tells of this
         await asyncio.sleep(1.0)
+    print("bench.fleet: ends, because the process that started it has ended", file=sys.stderr)
     stop.set()
 
 

@@ -132,7 +132,7 @@ class Router:
 
 def _log_standing(load: Load, before: str) -> None:
     level = logging.WARNING if load.standing == State.EJECTED else logging.INFO
-    why = f", {load.failures} faults in a row" if load.standing == State.EJECTED and load.failures else ""
+    why = f", faults in a row: {load.failures}" if load.standing == State.EJECTED and load.failures else ""
     _log.log(level, "replica %s is %s (was %s%s)", load.id, load.standing, before, why)
 
 

@@ -101,7 +101,7 @@ def guess_path(body: bytes) -> str:
     """The API path a body was made for; chat where it does not tell (an Anthropic body does not: name its path)."""
     try:
         keys = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return _PROMPT_PATHS[0][1]
     return next((path for key, path in _PROMPT_PATHS if key in keys), _PROMPT_PATHS[0][1])
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from router.core.cost import prefill_seconds
-from router.core.decision import Policy, Snapshot, decide
+from router.core.decision import Policy, Snapshot, decide, expected
 from router.core.fleet import Fleet, NoReplica
 from router.core.keys import Sources
 from router.core.request import Request
@@ -42,7 +42,7 @@ class Explainer:
         rows = []
         for replica in snapshot.ring.walk(request.key):
             load = self._fleet.loads[replica]
-            held = snapshot.held.tokens if snapshot.held and snapshot.held.replica == replica else 0
+            held = min(expected(snapshot, replica), snapshot.prompt_tokens)
             cost = prefill_seconds(load, max(snapshot.prompt_tokens - held, 0), snapshot.now)
             rows.append(
                 {

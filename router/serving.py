@@ -108,7 +108,7 @@ async def _drain(router: Router, grace: float, hurry: asyncio.Event) -> None:
     for end in ends:
         end.cancel()
     if router.proxy.inflight:
-        _log.warning("drain_timeout is over, requests cut off: %d", router.proxy.inflight)
+        _log.warning("drain_timeout is over or a second signal came, requests cut off: %d", router.proxy.inflight)
         router.proxy.cut_off()
 
 

@@ -267,7 +267,7 @@ class Watcher:
             bug = trouble if isinstance(trouble, Exception) and not isinstance(trouble, _EXPECTED) else None
             _log.warning("replica %s: %s: %s", self.load.id, what, text, exc_info=bug)
         elif before and not text:
-            _log.info("replica %s: %s is well again", self.load.id, what)
+            _log.info("replica %s: %s: answers well again", self.load.id, what)
 
 
 _EXPECTED = (_Unusable, httpx.HTTPError, OSError, TimeoutError)

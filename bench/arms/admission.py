@@ -1,6 +1,7 @@
 """Other answers to "more agents than room", over the router's own book-keeping of places. For the simulator only."""
 
 from collections.abc import Iterable
+from math import inf
 
 from router.core.admission import Admission, AdmissionOptions, Place
 from router.core.replica import Load
@@ -20,15 +21,18 @@ class FirstTurnHolding(Admission):
 
 
 class ConcurAimd(FirstTurnHolding):
-    """A window of agents: one more while the cache does well, half of them when it thrashes.
+    """A window of agents: more while the cache has room or does well, half of them when it is full and thrashes.
 
     After CONCUR (arXiv 2601.22705): the window is of agents, not of requests, and who is beyond it pauses between two
-    turns. Its signals are the engines' KV usage and hit rate; here the hit rate that replies report.
+    turns. Its signals are the engines' KV usage and hit rate; here the contexts of those let in, as idle agents hold no
+    KV that an engine counts as used, and the hit rate that replies report.
     """
 
     every_seconds = 10.0  # between two steps: a few turns of everybody
+    full = 0.9  # of the fleet's KV; below it a low hit rate is a cold start
     thrashing = 0.85  # hit rate below this is recomputation, not new text
-    least = 8  # agents in the window, at the least
+    more = 2.0  # agents a step
+    least = 8.0  # agents in the window, at the least
 
     def __init__(self, options: AdmissionOptions) -> None:
         super().__init__(options)
@@ -55,10 +59,12 @@ class ConcurAimd(FirstTurnHolding):
             return
         self._stepped_at = now
         ratios = [load.hit_ratio for load in loads if load.hit_ratio is not None]
-        if ratios and min(ratios) < self.thrashing:
+        used = sum(load.placed_tokens for load in loads)
+        room = sum(load.kv_capacity_tokens or inf for load in loads)
+        if ratios and used > self.full * room and sum(ratios) / len(ratios) < self.thrashing:
             self._window = max(self._window / 2, self.least)
         else:
-            self._window = min(self._window, len(self._places)) + 1.0
+            self._window = min(self._window, len(self._places)) + self.more
 
 
 class ThunderAgentPause(FirstTurnHolding):

@@ -42,7 +42,7 @@ def placement(rows: Sequence[Row], out: Path) -> None:
         )
         for x, y, margin in points:
             axis.annotate(f"{margin:g}", (x, y), fontsize=7, xytext=(3, 3), textcoords="offset points")
-    axis.set(xlabel="share of homes at the ring's first choice", ylabel="mean time to first token, s", yscale="log")
+    axis.set(xlabel="share of homes at the ring's first choice", ylabel="mean time to first token, s", ylim=(0, None))
     axis.legend(title="price on bound context", fontsize=8)
     axis.set_title("at each point: margin, in mean contexts", fontsize=9)
     _save(figure, out)
@@ -65,7 +65,8 @@ def admissions(rows: Sequence[Row], out: Path) -> None:
                 axis.annotate(f"{size:g}x", (wait, turn), fontsize=7, xytext=(3, 3), textcoords="offset points")
         axis.axvline(900, color="#bbbbbb", linestyle=":")
         title = f"think time at most {think:g} s" if think else "think time as recorded"
-        axis.set(title=title, xlabel="longest wait, s", ylabel="turns/s")
+        axis.set(title=title, xlabel="longest wait, s", ylabel="turns/s", ylim=(0, None))
+        axis.set_xscale("symlog", linthresh=100)  # from "nobody waits" to "the whole run"
     panels[-1].legend(fontsize=7)
     _save(figure, out)
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,9 @@ _WHY = {
 }
 _UNNAMED = {"conversation": "the conversation names itself", "none": "nothing names it"}
 _COLUMNS = ("replica", "state", "inflight", "queued_tokens", "bound_tokens", "held_tokens", "cost", "passed_over")
+_SHORT = {"queued_tokens": "queued", "bound_tokens": "bound", "held_tokens": "held"}  # all in tokens
+_SPARED = ("queued_tokens", "bound_tokens", "inflight", "held_tokens")  # left out of a narrow table, in this order
+_WIDTH = 80  # columns: what a terminal has until it says otherwise
 
 
 class _Failure(Exception):
@@ -66,12 +70,13 @@ def run(arguments: argparse.Namespace) -> int:
     except _Failure as failure:
         complain(str(failure))
         return 1
-    print(json.dumps(answer, indent=2) if arguments.json else "\n".join(verdict(answer)))
+    width = shutil.get_terminal_size((_WIDTH, 24)).columns
+    print(json.dumps(answer, indent=2) if arguments.json else "\n".join(verdict(answer, width)))
     return 0
 
 
-def verdict(answer: Mapping[str, Any]) -> Iterator[str]:
-    """The router's answer for people."""
+def verdict(answer: Mapping[str, Any], width: int = _WIDTH) -> Iterator[str]:
+    """The router's answer for people; its table is at most `width` columns wide where that is possible."""
     reason = str(answer.get("reason", "unknown"))
     fallback = "the policy has a reason of its own" if answer.get("replica") else "nobody can take it"
     yield f"replica   {answer.get('replica') or 'none'}"
@@ -84,7 +89,7 @@ def verdict(answer: Mapping[str, Any]) -> Iterator[str]:
     candidates = answer.get("candidates") or []
     if candidates:
         yield ""
-        yield from _table(candidates)
+        yield from _table(candidates, width)
 
 
 def _left_home(answer: Mapping[str, Any]) -> Iterator[str]:
@@ -101,17 +106,34 @@ def _share(cached: int | None, prompt: int | None) -> str:
     return f"{cached:,} of {prompt:,} prompt tokens expected ({cached / prompt:.0%})"
 
 
-def _table(candidates: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _table(candidates: Sequence[Mapping[str, Any]], width: int) -> list[str]:
+    """In full, with short headings, or with fewer columns: the first of these that fits."""
     columns = [column for column in _COLUMNS if any(row.get(column) not in (None, "") for row in candidates)]
-    rows = [[column.replace("_", " ") for column in columns]]
+    lines = _lined_up(columns, candidates, {})
+    if _widest(lines) > width:
+        lines = _lined_up(columns, candidates, _SHORT)
+    for spared in _SPARED:
+        if _widest(lines) <= width:
+            break
+        columns = [column for column in columns if column != spared]
+        lines = _lined_up(columns, candidates, _SHORT)
+    return lines
+
+
+def _widest(lines: Sequence[str]) -> int:
+    return max(map(len, lines))
+
+
+def _lined_up(columns: Sequence[str], candidates: Sequence[Mapping[str, Any]], short: Mapping[str, str]) -> list[str]:
+    rows = [[short.get(column, column.replace("_", " ")) for column in columns]]
     rows += [[_cell(row.get(column)) for column in columns] for row in candidates]
     widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
     numeric = [all(isinstance(row.get(column), int | float | None) for row in candidates) for column in columns]
-    for row in rows:
-        cells = (
-            f"{cell:>{w}}" if right else f"{cell:<{w}}" for cell, w, right in zip(row, widths, numeric, strict=True)
-        )
-        yield "  ".join(cells).rstrip()
+    return ["  ".join(map(_aligned, row, widths, numeric)).rstrip() for row in rows]
+
+
+def _aligned(cell: str, width: int, right: bool) -> str:
+    return cell.rjust(width) if right else cell.ljust(width)
 
 
 def _cell(value: object) -> str:

@@ -21,11 +21,11 @@ KINDS = ("tool", "end", "unknown")
 class AdmissionOptions:
     """Defaults from the studies in docs/admission.md: each on a plateau, over capacities and lengths of thought."""
 
-    fill: float = 1.0  # of a replica's KV cache: places are whole contexts, and some of them are never used again
+    fill: float = 0.95  # of a replica's KV cache: throughput grows up to 1.0, at 1.1 the cache thrashes
     backlog_seconds: float = 5.0  # of prefill owed at a full replica: more newcomers would only wait there instead
-    slice_seconds: float = 600.0  # what a place costs to win (a whole prefill) must pay off before it is given up
-    patience_seconds: float = 240.0  # the first in line waits that long before others give way to it
-    horizon_seconds: float = 60.0  # a place is kept for a session that will rather return within this than not
+    slice_seconds: float = 900.0  # what a place costs to win (a whole prefill) must pay off: at 300 s all swap
+    patience_seconds: float = 270.0  # the first in line waits that long before others give way to it: flat from 240
+    horizon_seconds: float = 60.0  # a place is kept for a session that rather returns within this than not
     keep_above: float = 0.5  # "rather than not"
 
 
@@ -75,7 +75,7 @@ class Admission:
 
     def _fits(self, load: Load, tokens: int, now: float) -> bool:
         over = self._over(load, tokens)
-        if over is None or over <= 0 or over <= _tokens(self._idle_below(load, now, inf)):
+        if over is None or over <= 0 or over <= self._one_off_tokens(load):
             return True
         if load.queued_tokens > self.options.backlog_seconds * load.prefill_rate:
             return False
@@ -87,6 +87,12 @@ class Admission:
         """Tokens that would have to go for so many more; None where the replica's capacity is not known."""
         capacity = load.kv_capacity_tokens
         return None if capacity is None else load.placed_tokens + tokens - self.options.fill * capacity
+
+    def _one_off_tokens(self, load: Load) -> int:
+        """Of idle places whose kind of turn is rather the last: a chat's room, which nobody waits for."""
+        queues = self._idle.get(load, {}).items()
+        one_off = (kind for kind, queue in queues if queue and self._returns[kind].probability(0.0, inf) < 0.5)
+        return sum(_tokens(self._idle[load][kind].values()) for kind in one_off)
 
     def _idle_below(self, load: Load, now: float, horizon: float) -> list[Place]:
         """Idle places whose sessions will rather not return within so many seconds, the least likely first."""

@@ -27,8 +27,10 @@ class Request:
 
     @property
     def prompt_bytes(self) -> int:
-        """Bytes of prompt: what the chain covers, or the whole body where it was not read."""
-        return self.sizes[-1] if self.sizes else self.body_bytes
+        """Bytes of prompt: what the chain covers, or the whole body where it was not read. Audio is no prompt."""
+        if self.sizes:
+            return self.sizes[-1]
+        return self.body_bytes if self.dialect != "other" else 0
 
 
 @value

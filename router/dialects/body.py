@@ -23,6 +23,8 @@ MEMBERS = frozenset({
 })  # fmt: skip
 TOLERANT_BYTES = 4 * 1024 * 1024  # the slow walk builds objects: about 20 ms of the event loop at this size
 
+_LARGE = 640 * 1024  # bytes: below it no list is long enough to matter, and counting costs as much as parsing
+_MOST_COMMAS = 200_000  # of a session of some megabytes; a list cannot have more elements than that
 _SPACE = re.compile(r"[ \t\r\n]*")
 _BOM = b"\xef\xbb\xbf"
 
@@ -51,6 +53,8 @@ def parse(body: bytes | bytearray | memoryview, listed: str, extra: frozenset[st
     """The members named in MEMBERS and `extra`; `listed` is the one that is read as a list ("" for none)."""
     if body[:1] != b"{" and not bytes(body[:256]).lstrip(b" \t\r\n\xef\xbb\xbf").startswith(b"{"):
         return NOTHING
+    if len(body) > _LARGE and bytes(body).count(b",") > _MOST_COMMAS:
+        return _unlisted(body, listed)
     try:
         return _strict(body, listed, extra)
     except msgspec.ValidationError:
@@ -78,6 +82,16 @@ def _decoder(listed: str, extra: frozenset[str]) -> tuple[tuple[str, ...], msgsp
         gc=False,
     )
     return names, msgspec.json.Decoder(struct)
+
+
+def _unlisted(body: bytes | bytearray | memoryview, listed: str) -> Body:
+    """A list of very many small elements is one part: an object for each would stop the loop for seconds."""
+    try:
+        raws = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return NOTHING
+    members = {name: memoryview(raw) for name, raw in raws.items()}
+    return Body(members, (members[listed],) if listed in members else ())
 
 
 def _loose(body: bytes | bytearray | memoryview, listed: str) -> Body:

@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from types import MappingProxyType
 
 import yaml
@@ -59,6 +60,8 @@ async def _look(path: Path) -> bytes | str:
 
 def _read(path: Path) -> bytes | str:
     try:
+        if not S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its other end, for ever
+            return "not a regular file"
         with path.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
     except OSError as exc:

@@ -81,10 +81,8 @@ class Locality:
         return Reason.RING if next(snapshot.ring.walk(key)) == choice else Reason.SPREAD
 
     def _within_margin(self, walk: Iterator[str], snapshot: Snapshot) -> tuple[str, tuple[tuple[str, str], ...]]:
-        reuse = min(snapshot.reuse / _REPEATS, 1.0)  # what a home is worth at all
-        costs = self._costs(snapshot, reuse)
-        rates = sum([load.prefill_rate for load in snapshot.loads]) / len(snapshot.loads)
-        limit = min(costs.values()) + self.margin * reuse * snapshot.mean_context / rates
+        costs = self._costs(snapshot)
+        limit = min(costs.values()) + self.margin * _reuse(snapshot) * snapshot.mean_context / _mean_rate(snapshot)
         dearer: list[tuple[str, str]] = []
         for replica in walk:
             if costs[replica] <= limit:
@@ -92,14 +90,17 @@ class Locality:
             dearer.append((replica, "dearer"))
         raise AssertionError("the cheapest replica is within any margin of itself")
 
-    def _costs(self, snapshot: Snapshot, reuse: float) -> dict[str, float]:
-        """Seconds until the first token there, plus a price on what is bound there already and will be used again."""
+    def _costs(self, snapshot: Snapshot) -> dict[str, float]:
+        """Seconds until the first token there, plus a price on what is bound there already and will be used again.
+
+        The price is of room, not of speed: a slow replica's cache is worth filling as much as another's.
+        """
         prompt, held, now = snapshot.prompt_tokens, snapshot.held, snapshot.now
-        price = self.bound_price * reuse
+        price = self.bound_price * _reuse(snapshot) / _mean_rate(snapshot)
         costs = {}
         for load in snapshot.loads:
             own = prompt - held.tokens if held is not None and held.replica == load.id else prompt
-            costs[load.id] = prefill_seconds(load, max(own, 0) + price * load.bound_tokens, now)
+            costs[load.id] = prefill_seconds(load, max(own, 0), now) + price * load.bound_tokens
         return costs
 
     def _walk(self, key: int, snapshot: Snapshot, left: tuple[tuple[str, str], ...]) -> Iterator[str]:
@@ -110,3 +111,12 @@ class Locality:
         for replica in snapshot.ring.walk(key):
             if replica in snapshot.by_id and replica != home:
                 yield replica
+
+
+def _reuse(snapshot: Snapshot) -> float:
+    """What a home is worth at all, 0 to 1."""
+    return min(snapshot.reuse / _REPEATS, 1.0)
+
+
+def _mean_rate(snapshot: Snapshot) -> float:
+    return sum([load.prefill_rate for load in snapshot.loads]) / len(snapshot.loads)

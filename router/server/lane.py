@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 
 from router.receipt import LANE
 from router.server.passage import Passage
-from router.server.wire import Place, place_of, refusal, size_of
+from router.server.wire import Place, framing_of, place_of, refusal, size_of
 
 MAX_HEAD_BYTES = 64 * 1024  # clients send 1-4 KiB; nginx allows 32, and tokens in headers grow
 MAX_HEADERS = 256  # an order of magnitude above any client behind any gateway
@@ -46,6 +46,8 @@ class Lane(HttpToolsProtocol):
         self._ahead: deque[Passage] = deque()
         self._url, self._last_url = b"", b""
         self._place: Place = "", b"", b"", b""  # of `_last_url`: clients ask for the same again
+        self._framing = b""  # of a body behind an upgrade's head, still to be read
+        self._replaying = False  # the parser is being told that framing
         self._in_head = False  # a head has begun and not ended
         self._quiet = 0  # bytes since the last byte of a body or the end of a message
         self._alarm: asyncio.TimerHandle | None = None
@@ -94,8 +96,19 @@ class Lane(HttpToolsProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:  # ignored (RFC 9110 section 7.8), or refused by the proxy
             rest = data[upgrade.args[0] :]
+            if self._framing:
+                self._read_on()
             if rest and not self._deaf:
                 self._feed(rest)
+
+    def _read_on(self) -> None:
+        """llhttp takes an upgrade's head for the whole message. The body is one all the same, framed as its head said:
+        a parser that has seen that framing and nothing of an upgrade goes on with it.
+        """
+        self.parser = httptools.HttpRequestParser(self)
+        framing, self._framing, self._replaying = self._framing, b"", True
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n\r\n")
+        self._replaying = False
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -119,20 +132,25 @@ class Lane(HttpToolsProtocol):
     # The parser's side
 
     def on_message_begin(self) -> None:
+        if self._replaying:
+            return
         self._url = b""
         self._in_head = True
         self.headers = []
 
     def on_url(self, url: bytes) -> None:
-        self._url += url
+        if not self._replaying:
+            self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # else a trailer, which nobody has checked
+        if self._in_head and not self._replaying:  # else a trailer, which nobody has checked
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         parser, headers = self.parser, self.headers
         self._in_head = False
+        if self._replaying:
+            return
         version = parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise ValueError(f"HTTP version {version}")
@@ -140,13 +158,17 @@ class Lane(HttpToolsProtocol):
             self._place, self._last_url = place_of(self._url), self._url
         passage = Passage(self, parser.get_method(), self._place, headers, version == "1.1")
         passage.keep_alive = passage.chunks and parser.should_keep_alive()
-        if len(headers) > MAX_HEADERS or (self._quiet > MAX_HEAD_BYTES and size_of(headers) > MAX_HEAD_BYTES):
+        if len(headers) > MAX_HEADERS or (
+            self._quiet > MAX_HEAD_BYTES and len(self._url) + size_of(headers) > MAX_HEAD_BYTES
+        ):
             self._refuse(431, f"the head exceeds {MAX_HEADERS} fields or {MAX_HEAD_BYTES} bytes")
             return
         if not passage.chunks and any(name == b"transfer-encoding" for name, _ in headers):
             raise ValueError("a transfer coding in HTTP/1.0")
         if self._deaf:
             return
+        if parser.should_upgrade():
+            self._framing = framing_of(headers)
         self._coming = passage
         if self._running is None:
             self._start(passage)
@@ -165,6 +187,8 @@ class Lane(HttpToolsProtocol):
             self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
+        if self._framing:
+            return  # only the head of it: see `_read_on`
         passage, self._coming = self._coming, None
         self._quiet = 0
         self._deadline = inf

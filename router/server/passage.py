@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -14,6 +14,9 @@ from router.turn import Gone
 
 if TYPE_CHECKING:
     from router.server.lane import Lane
+
+_SMALL_PIECE = 512  # bytes: smaller ones are joined as they come
+_JOINED = 64 * 1024
 
 
 class Passage:
@@ -33,13 +36,13 @@ class Passage:
         self.place = place
         self.task: asyncio.Task[None] | None = None
         # The request's body.
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | bytearray] = []
         self.size = 0
         self.whole = False
         self._limit = inf
         self._told = False  # plain ASGI has heard of its end
         self.waits_for_room = False  # an upload that is passed on: read only as fast as it is taken
-        self._continue = (b"expect", b"100-continue") in headers or (b"expect", b"100-Continue") in headers
+        self._continue = any(name == b"expect" and value.strip().lower() == b"100-continue" for name, value in headers)
         self._waiter: asyncio.Future[None] | None = None
         # Its answer.
         self._head = b""  # not yet written: it leaves with the first bytes of the body
@@ -53,7 +56,11 @@ class Passage:
     # The connection's side
 
     def arrived(self, data: bytes) -> None:
-        self._parts.append(data)
+        last = self._parts[-1] if self._parts else b""
+        if len(data) < _SMALL_PIECE and isinstance(last, bytearray) and len(last) < _JOINED:
+            last += data
+        else:  # a body of a million one-byte chunks is no million buffers
+            self._parts.append(bytearray(data) if len(data) < _SMALL_PIECE else data)
         self.size += len(data)
         if self.waits_for_room or self.size > self._limit:
             self.wake()
@@ -105,7 +112,7 @@ class Passage:
             await self._wait()
         if self.size > limit:
             raise TooLarge
-        return tuple(self._parts)
+        return cast("tuple[bytes, ...]", tuple(self._parts))  # a joined one is not changed any more
 
     async def pieces(self, limit: int) -> AsyncIterator[bytes]:
         self._limit, self.waits_for_room = limit, True
@@ -114,7 +121,7 @@ class Passage:
                 raise TooLarge
             parts, self._parts = self._parts, []
             for part in parts:
-                yield part
+                yield bytes(part)
             if self._parts:
                 continue
             if self.whole:
@@ -201,6 +208,7 @@ class Passage:
     # Plain ASGI
 
     async def receive(self) -> Message:
+        self.waits_for_room = not self.whole  # whoever reads in pieces bounds the body by itself
         while not (self.gone or self.ended) and (self._told or not (self._parts or self.whole)):
             self._lane.flow.resume_reading()
             await self._wait()

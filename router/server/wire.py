@@ -24,6 +24,14 @@ def place_of(url: bytes) -> Place:
     return urllib.parse.unquote(path) if "%" in path else path, raw, query, url
 
 
+def framing_of(headers: list[Header]) -> bytes:
+    """The field that frames a body; b"" where there is none."""
+    for name, value in headers:
+        if name in (b"content-length", b"transfer-encoding") and value.strip() != b"0":
+            return name + b": " + value
+    return b""
+
+
 def size_of(headers: list[Header]) -> int:
     return sum(len(name) + len(value) + 4 for name, value in headers)
 

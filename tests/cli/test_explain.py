@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from router.cli import main
+from router.cli.explain import verdict
 
 ANSWER = {
     "replica": "a:1",
@@ -94,6 +95,21 @@ def test_verdict_is_for_people(capsys: pytest.CaptureFixture[str], fake: Fake, b
     path, headers, sent = fake.asked[0]
     assert (path, headers["x-session-id"], sent) == ("/router/explain", "a", b'{"messages": []}')
     assert "authorization" not in headers
+
+
+@pytest.mark.parametrize(
+    ("columns", "heading"),
+    [
+        (100, "replica         state  inflight  queued tokens  bound tokens  held tokens  cost  passed over"),
+        (80, "replica         state  inflight  queued  bound  held  cost  passed over"),
+        (60, "replica         state  inflight  held  cost  passed over"),
+        (20, "replica         state  cost  passed over"),
+    ],
+)
+def test_a_table_narrows_with_the_terminal(columns: int, heading: str) -> None:
+    load = {"inflight": 1, "queued_tokens": 0, "bound_tokens": 577, "held_tokens": 569, "cost": 0.07}
+    candidate = {"replica": "127.0.0.1:9001", "state": "up", **load, "passed_over": "full"}
+    assert heading in list(verdict({"candidates": [candidate]}, columns))
 
 
 def test_hold_and_missing_values_are_said(capsys: pytest.CaptureFixture[str], fake: Fake, body: str) -> None:
