@@ -230,7 +230,7 @@ class Settings(BaseSettings):
     session gets a home per router."""
     placement_margin: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.8
     """How much dearer the ring's choice may be before another home is taken, in mean contexts. 0.8 lies on the
-    plateau of the sweeps: most homes stay on the ring, so that they survive a restart, and nobody's queue grows long."""
+    plateau of the sweeps: most homes stay on the ring and survive a restart, and no queue grows long."""
     admission: Annotated[Literal["off", "auto"], Lower] = "auto"
     """Whether new sessions wait while no KV cache has room for them. auto, because past its capacity an agent fleet
     collapses; it is on where a replica's capacity is known, and holds nobody while the fleet fits."""
