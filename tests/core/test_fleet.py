@@ -277,7 +277,7 @@ def test_unknown_signals_are_no_restart() -> None:
     assert not fleet.observe(load, Signals())
 
 
-def test_two_replies_far_below_expectation_mean_lost_and_one_good_one_clears_it() -> None:
+def test_three_replies_far_below_expectation_mean_lost_and_a_good_one_clears_them() -> None:
     fleet = fleet_of("a:1", "b:1")
     lost = Usage(prompt_tokens=10_000, cached_tokens=0, completion_tokens=1)
     go(fleet, session(5), "a:1", Usage(10_000, 0, 1))
@@ -293,7 +293,9 @@ def test_two_replies_far_below_expectation_mean_lost_and_one_good_one_clears_it(
         return after.lost
 
     assert not turn(lost)
+    assert not turn(lost)
     assert not turn(Usage(10_000, 9_900, 1))
+    assert not turn(lost)
     assert not turn(lost)
     assert turn(lost)
 

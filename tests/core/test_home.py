@@ -42,13 +42,14 @@ def test_a_shorter_prompt_that_found_nothing_proves_nothing() -> None:
     assert not is_lost(fleet, session(5, 100_000))
 
 
-def test_two_prompts_that_went_on_and_found_nothing_are_proof() -> None:
+def test_three_prompts_that_went_on_and_found_nothing_are_proof() -> None:
+    """After each of them home is warm again: it is left because it cannot keep the session."""
     fleet = fleet_of("a:1", "b:1")
-    turn(fleet, session(5, 100_000), 0)
-    turn(fleet, session(5, 101_000), 0)
-    assert not is_lost(fleet, session(5, 102_000))
-    turn(fleet, session(5, 102_000), 0)
-    assert is_lost(fleet, session(5, 103_000))
+    for tokens in (100_000, 101_000, 102_000):
+        turn(fleet, session(5, tokens), 0)
+        assert not is_lost(fleet, session(5, tokens + 1000))
+    turn(fleet, session(5, 103_000), 0)
+    assert is_lost(fleet, session(5, 104_000))
 
 
 def test_an_unread_session_keeps_the_size_of_its_largest_thread_for_a_while() -> None:
