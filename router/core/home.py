@@ -15,7 +15,7 @@ from router.core.request import Request
 if TYPE_CHECKING:
     from router.core.fleet import Fleet
 
-_MISSES = 3  # replies in a row: after each home has computed the session anew and is warm; three, and it cannot keep it
+_MISSES = 3  # replies in a row: after each of them home is warm again; three, and it cannot keep the session
 _REWRITTEN_TOKENS = 512  # two blocks of text; where less is gone, moving is not free but pointless
 _EVICTED = 0.5  # less than that is left of what home should hold: staying costs nearly what moving does
 

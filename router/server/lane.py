@@ -24,6 +24,9 @@ MAX_HEAD_BYTES = 64 * 1024  # clients send 1-4 KiB; nginx allows 32, and tokens 
 MAX_HEADERS = 256  # an order of magnitude above any client behind any gateway
 HEAD_SECONDS = 10.0  # from the first byte of a head to its last: a lost segment is sent again within 3
 BODY_SECONDS = 60.0  # without a byte of a body that somebody waits for; nginx and haproxy say the same
+PEEK_SECONDS = 0.5  # while a client is not read from: a hang-up is passed on within a second
+_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)  # Linux has it
+_LEFT = (7, 8)  # TCP_CLOSE after a reset, TCP_CLOSE_WAIT after an end (linux/tcp_states.h)
 _AHEAD = 32  # pipelined requests taken in behind the one that runs: reading on is what notices a hang-up
 _AHEAD_BYTES = 256 * 1024  # of their bodies, and of an upload that nobody has taken yet
 
@@ -46,6 +49,7 @@ class Lane(HttpToolsProtocol):
         self._ahead: deque[Passage] = deque()
         self._url, self._last_url = b"", b""
         self._place: Place = "", b"", b"", b""  # of `_last_url`: clients ask for the same again
+        self._peeking = False
         self._framing = b""  # of a body behind an upgrade's head, still to be read
         self._replaying = False  # the parser is being told that framing
         self._in_head = False  # a head has begun and not ended
@@ -175,7 +179,7 @@ class Lane(HttpToolsProtocol):
         else:
             self._ahead.append(passage)
             if len(self._ahead) > _AHEAD:
-                self.flow.pause_reading()
+                self._pause()
 
     def on_body(self, body: bytes) -> None:
         passage = self._coming
@@ -184,7 +188,7 @@ class Lane(HttpToolsProtocol):
             return  # an answer that came early: the rest is let pass
         passage.arrived(body)
         if passage.waits_for_room or (passage is not self._running and passage.size > _AHEAD_BYTES):
-            self.flow.pause_reading()
+            self._pause()
 
     def on_message_complete(self) -> None:
         if self._framing:
@@ -195,6 +199,24 @@ class Lane(HttpToolsProtocol):
         if passage is not None:
             passage.whole = True
             passage.wake()
+
+    def _pause(self) -> None:
+        self.flow.pause_reading()
+        if not self._peeking and _TCP_INFO is not None:
+            self._peeking = True
+            self.loop.call_later(PEEK_SECONDS, self._peek)
+
+    def _peek(self) -> None:
+        """Nothing is read now, so nobody hears that the client hangs up: the kernel is asked."""
+        self._peeking = False
+        if self.transport is None or self.transport.is_closing() or not self.flow.read_paused:
+            return
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] in _LEFT:
+            self.transport.abort()
+        else:
+            self._peeking = True
+            self.loop.call_later(PEEK_SECONDS, self._peek)
 
     # Requests, one after the other
 

@@ -2,14 +2,16 @@
 
 import asyncio
 import json
+import socket
+import struct
 from collections.abc import Iterator
 
 import pytest
 
 from router.core.keys import Sources
 from router.dialects import Head, dialect_of
-from tests.mock import json_reply
-from tests.relay.rig import CHAT, HELLO, JSON, fleet, on_lane, post, request, run
+from tests.mock import Peer, json_reply
+from tests.relay.rig import CHAT, HELLO, JSON, fleet, on_lane, post, request, run, until
 
 
 @pytest.fixture(autouse=True)
@@ -105,5 +107,34 @@ def test_expect_is_read_in_any_case() -> None:
             answer = await client.answer()
             assert (answer.status, json.loads(answer.body)) == (200, {"ok": 1})
             rig.sent = 1
+
+    run(main)
+
+
+def test_a_hang_up_is_noticed_while_the_replica_takes_no_more_of_an_upload() -> None:
+    """F16, F17: reading is paused then, so nobody would hear of it."""
+
+    async def deaf(peer: Peer) -> None:
+        peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.sleep(30)
+
+    async def main() -> None:
+        async with fleet([deaf]) as (rig, _):
+            client = await rig.connect()
+            kind = ("content-type", "application/octet-stream")
+            size = 60_000_000
+            await client.send(request("POST", "/v1/audio", [kind, ("content-length", str(size))]))
+            upload = asyncio.create_task(client.send(b"x" * 50_000_000))
+            await until(lambda: rig.router.proxy.inflight == 1)
+            await asyncio.sleep(0.3)  # until everything is full
+            upload.cancel()
+            sock = client.writer.get_extra_info("socket")
+            sock.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )  # an end waits behind its data
+            client.hang_up()
+            async with asyncio.timeout(3):
+                await until(lambda: rig.router.proxy.inflight == 0)
+            assert await rig.ended(1) == {"client_gone": 1}
 
     run(main)
