@@ -67,6 +67,7 @@ def admissions(rows: Sequence[Row], out: Path) -> None:
         title = f"think time at most {think:g} s" if think else "think time as recorded"
         axis.set(title=title, xlabel="longest wait, s", ylabel="turns/s", ylim=(0, None))
         axis.set_xscale("symlog", linthresh=100)  # from "nobody waits" to "the whole run"
+        axis.set_xlim(-5, 10_000)
     panels[-1].legend(fontsize=7)
     _save(figure, out)
 
