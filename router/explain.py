@@ -5,8 +5,9 @@ from typing import Any
 
 from router.core.cost import prefill_seconds
 from router.core.decision import Policy, Snapshot, decide, expected
-from router.core.fleet import Fleet, NoReplica
+from router.core.fleet import Fleet
 from router.core.keys import Sources
+from router.core.pools import NoReplica
 from router.core.request import Request
 from router.dialects import Head, dialect_of, read
 

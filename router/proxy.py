@@ -16,10 +16,11 @@ from typing import Any, Protocol
 from router.answer import Answers, blame
 from router.core.budget import RetryBudget
 from router.core.decision import Decision, Policy, decide
-from router.core.fleet import Fleet, NoReplica
+from router.core.fleet import Fleet
 from router.core.health import Fault
 from router.core.keys import Sources
 from router.core.lease import Lease
+from router.core.pools import NoReplica
 from router.core.replica import Load
 from router.core.request import Request
 from router.dialects import Head, dialect_of, read, wants_body

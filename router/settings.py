@@ -263,11 +263,12 @@ class Settings(BaseSettings):
     idle_window: Seconds = 900.0
     """Seconds after which an idle session no longer counts as bound load. 900 s is three times the pause that 97 % of
     agents' turns stay under."""
-    max_sessions: Count = 200_000
-    """Most sessions remembered, least recently used out first. 200,000 is weeks of agents in about 80 MB."""
-    max_prefixes: Count = 1_000_000
-    """Most prefix hashes remembered, least recently used out first. A million is a few per turn of those sessions, in
-    about 130 MB."""
+    max_sessions: Count = 100_000
+    """Most sessions remembered, least recently used out first. 100,000 is weeks of agents; with max_prefixes, both full
+    maps take about 95 MB."""
+    max_prefixes: Count = 300_000
+    """Most prefix hashes remembered, least recently used out first. 300,000 is a few per turn of the sessions that come
+    back."""
 
     connect_timeout: Seconds = 5.0
     """Seconds to connect to a replica. 5 s, because a lost replica must not hold a request that others can serve."""

@@ -85,6 +85,7 @@ _PASSED_OVER = {
     "tried": "it has just failed this request",
     "full": "it is at `max_inflight`, has no room by admission, or is at `prefix_hash`'s bound",
     "lost": "home restarted, or twice in a row had less than half of what it should have held",
+    "evicted": "home has had to let go of more than half of it since, by arithmetic, so moving was free",
     "rewritten": "the prompt no longer extends what home holds, so moving was free",
     "dearer": "first on the ring, and more than the margin dearer than the cheapest",
     "overloaded": "home's queue was longer than `migrate_gap` allows",

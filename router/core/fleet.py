@@ -12,11 +12,11 @@ from router.core.affinity import Affinity, Binding, Found
 from router.core.bound import Bound
 from router.core.decision import Decision, Snapshot
 from router.core.estimates import Estimates, PrefillMeter
-from router.core.health import HealthRules, probed, relax
+from router.core.health import HealthRules, probed, relax, shows_restart
 from router.core.home import held, home
 from router.core.lease import Lease
 from router.core.placed import is_lost
-from router.core.pools import Pool, Pools
+from router.core.pools import NoReplica, Pools
 from router.core.replica import Load, Replica, Signals, State
 from router.core.request import Request
 
@@ -40,14 +40,6 @@ class FleetOptions:
     tell_seconds: float = 21_600.0  # a binding in use is written again: a quarter of a day, the life of a stored one
     admission: AdmissionOptions | None = None  # None: off
     health: HealthRules = field(default_factory=HealthRules)
-
-
-class NoReplica(Exception):
-    """Nobody to choose from. `reason` is a bounded word: empty, excluded, full."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class Fleet:
@@ -121,12 +113,7 @@ class Fleet:
 
     def observe(self, load: Load, signals: Signals) -> bool:
         """One good scrape. True if it shows that the engine restarted: start time changed or a counter went back."""
-        before = load.signals
-        restarted = _went_back(before.cache_queries, signals.cache_queries) or (
-            before.started_at is not None
-            and signals.started_at is not None
-            and abs(signals.started_at - before.started_at) > 1.0
-        )
+        restarted = shows_restart(load.signals, signals)
         if restarted:
             load.incarnation += 1
             self._lost(load)
@@ -166,6 +153,7 @@ class Fleet:
 
     def _lost(self, load: Load) -> None:
         """What was cached there is gone."""
+        self._cold.pop(load.id, None)
         self.bound.leave(load)
         if self.admission is not None:
             self.admission.gone(load)
@@ -222,7 +210,7 @@ class Fleet:
         pool = self._pools.of(request.model, self._loads.values())
         if pool is None:
             raise NoReplica("empty")
-        loads, by_id, passed_over = self._may_serve(pool, excluding)
+        loads, by_id, passed_over = pool.open_to(excluding, self.options.max_inflight)
         found, prompt = self._look_up(request)
         self._seen = request, found, prompt
         hold = False
@@ -291,21 +279,6 @@ class Fleet:
             return None
         return self.admission.room(found.session, prompt, loads, now, first=first)
 
-    def _may_serve(
-        self, pool: Pool, excluding: Collection[str]
-    ) -> tuple[tuple[Load, ...], Mapping[str, Load], tuple[tuple[str, str], ...]]:
-        limit = self.options.max_inflight
-        if not excluding and limit is None:
-            return pool.loads, pool.by_id, pool.passed_over
-        left = tuple(load for load in pool.loads if load.id not in excluding)
-        if not left:
-            raise NoReplica("excluded")
-        free = tuple(load for load in left if limit is None or load.inflight < limit)
-        if not free:
-            raise NoReplica("full")
-        gone = tuple((load.id, "tried" if load.id in excluding else "full") for load in pool.loads if load not in free)
-        return free, {load.id: load for load in free}, pool.passed_over + gone
-
     def _pinned(self, request: Request, excluding: Collection[str]) -> str:
         """The replica that keeps the response, also while it cools, drains or is full: nobody else has it."""
         if not request.response_id:
@@ -359,7 +332,3 @@ class Fleet:
         if self.now() - binding.told_at >= options.tell_seconds:
             return False
         return context < max(binding.told * options.tell_growth, binding.told + options.tell_tokens)
-
-
-def _went_back(before: float | None, after: float | None) -> bool:
-    return before is not None and after is not None and after < before

@@ -16,7 +16,7 @@ An ejected replica returns with the first good probe after its time out, which d
 from dataclasses import dataclass
 from enum import StrEnum
 
-from router.core.replica import Load, State
+from router.core.replica import Load, Signals, State
 
 
 class Fault(StrEnum):
@@ -88,6 +88,16 @@ def probed(load: Load, ok: bool | None, now: float, rules: HealthRules) -> None:
     elif load.state is State.EJECTED and now >= load.until:
         # On trial: a replica whose /health lies is out again after one fault, not after five.
         load.state, load.failures = State.UP, rules.eject_after - 1
+
+
+def shows_restart(before: Signals, after: Signals) -> bool:
+    """Two scrapes in a row: the engine's start time changed, or a counter went back."""
+    was, count = before.cache_queries, after.cache_queries
+    if was is not None and count is not None and count < was:
+        return True
+    if before.started_at is None or after.started_at is None:
+        return False
+    return abs(after.started_at - before.started_at) > 1.0
 
 
 def relax(load: Load, now: float) -> None:

@@ -2,11 +2,24 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from router.core.replica import Load, State
 from router.core.ring import Ring
 
 _RINGS = 64  # distinct member sets kept; a fleet has one per model
+
+
+Loads: TypeAlias = tuple[Load, ...]
+Passed: TypeAlias = tuple[tuple[str, str], ...]
+
+
+class NoReplica(Exception):
+    """Nobody to choose from. `reason` is a bounded word: empty, excluded, full."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +32,22 @@ class Pool:
     ring: Ring
     passed_over: tuple[tuple[str, str], ...]
     panic: bool
+
+    def open_to(self, excluding: Collection[str], max_inflight: int | None) -> tuple[Loads, Mapping[str, Load], Passed]:
+        """(loads, the same by id, who is passed over) without those tried already and those at their limit.
+
+        Raises NoReplica.
+        """
+        if not excluding and max_inflight is None:
+            return self.loads, self.by_id, self.passed_over
+        left = tuple(load for load in self.loads if load.id not in excluding)
+        if not left:
+            raise NoReplica("excluded")
+        free = tuple(load for load in left if max_inflight is None or load.inflight < max_inflight)
+        if not free:
+            raise NoReplica("full")
+        gone = tuple((load.id, "tried" if load.id in excluding else "full") for load in self.loads if load not in free)
+        return free, {load.id: load for load in free}, self.passed_over + gone
 
 
 class Pools:

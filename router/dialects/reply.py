@@ -38,10 +38,6 @@ class Tally:
     failed: bool = False
     response_id: str = ""
 
-    @property
-    def is_empty(self) -> bool:
-        return self.prompt is None and self.completion is None and not self.finish and not self.failed
-
     def count(self, prompt: object = None, cached: object = None, completion: object = None) -> None:
         self.prompt = _count(prompt, self.prompt)
         self.cached = _count(cached, self.cached)

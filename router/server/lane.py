@@ -16,17 +16,14 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from router.receipt import LANE
 from router.server.passage import Passage
-from router.server.wire import Place, framing_of, place_of, refusal, size_of
+from router.server.wire import Place, framing_of, has_left, place_of, refusal, size_of
 
 MAX_HEAD_BYTES = 64 * 1024  # clients send 1-4 KiB; nginx allows 32, and tokens in headers grow
 MAX_HEADERS = 256  # an order of magnitude above any client behind any gateway
 HEAD_SECONDS = 10.0  # from the first byte of a head to its last: a lost segment is sent again within 3
 BODY_SECONDS = 60.0  # without a byte of a body that somebody waits for; nginx and haproxy say the same
 PEEK_SECONDS = 0.5  # while a client is not read from: a hang-up is passed on within a second
-_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)  # Linux has it
-_LEFT = (7, 8)  # TCP_CLOSE after a reset, TCP_CLOSE_WAIT after an end (linux/tcp_states.h)
 _AHEAD = 32  # pipelined requests taken in behind the one that runs: reading on is what notices a hang-up
 _AHEAD_BYTES = 256 * 1024  # of their bodies, and of an upload that nobody has taken yet
 
@@ -202,7 +199,7 @@ class Lane(HttpToolsProtocol):
 
     def _pause(self) -> None:
         self.flow.pause_reading()
-        if not self._peeking and _TCP_INFO is not None:
+        if not self._peeking:
             self._peeking = True
             self.loop.call_later(PEEK_SECONDS, self._peek)
 
@@ -211,32 +208,13 @@ class Lane(HttpToolsProtocol):
         self._peeking = False
         if self.transport is None or self.transport.is_closing() or not self.flow.read_paused:
             return
-        sock = self.transport.get_extra_info("socket")
-        if sock is not None and sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] in _LEFT:
+        if has_left(self.transport):
             self.transport.abort()
         else:
             self._peeking = True
             self.loop.call_later(PEEK_SECONDS, self._peek)
 
     # Requests, one after the other
-
-    def _scope(self, passage: Passage) -> dict[str, Any]:
-        path, raw_path, query, _ = passage.place
-        return {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.4"},
-            "http_version": "1.1" if passage.chunks else "1.0",
-            "method": passage.method.decode("ascii"),
-            "scheme": self.scheme,
-            "path": path,
-            "raw_path": raw_path,
-            "query_string": query,
-            "root_path": "",
-            "headers": passage.headers,
-            "client": self.client,
-            "server": self.server,
-            "extensions": {LANE: passage},
-        }
 
     def _start(self, passage: Passage) -> None:
         self._running = passage
@@ -245,7 +223,7 @@ class Lane(HttpToolsProtocol):
 
     async def _serve(self, passage: Passage) -> None:
         try:
-            await self.app(self._scope(passage), passage.receive, passage.send)
+            await self.app(passage.scope(self.scheme, self.client, self.server), passage.receive, passage.send)
             if not passage.ended and not passage.gone:
                 self._failed(passage, None)
         except BaseException as error:  # whatever it was, the connection must not hang

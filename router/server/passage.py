@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from router.headers import Header
-from router.receipt import Message, Piped, TooLarge
+from router.receipt import LANE, Message, Piped, TooLarge
 from router.server.wire import Place, refusal
 from router.turn import Gone
 
@@ -52,6 +52,25 @@ class Passage:
         self._exchange: Piped | None = None
         self._on_gone: Callable[[], None] | None = None
         self.started = self.ended = self.gone = False
+
+    def scope(self, scheme: str | None, client: object, server: object) -> dict[str, object]:
+        """Of ASGI, with the passage itself as the extension that the proxy knows."""
+        path, raw_path, query, _ = self.place
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.1" if self.chunks else "1.0",
+            "method": self.method.decode("ascii"),
+            "scheme": scheme,
+            "path": path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "root_path": "",
+            "headers": self.headers,
+            "client": client,
+            "server": server,
+            "extensions": {LANE: self},
+        }
 
     # The connection's side
 

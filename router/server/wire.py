@@ -1,5 +1,7 @@
 """What the lane reads off a request line and says on its own: bytes in, values out."""
 
+import asyncio
+import socket
 import urllib.parse
 from typing import TypeAlias
 
@@ -7,6 +9,9 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from router.headers import Header
+
+_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)  # Linux has it
+_LEFT = (7, 8)  # TCP_CLOSE after a reset, TCP_CLOSE_WAIT after an end (linux/tcp_states.h)
 
 Place: TypeAlias = tuple[str, bytes, bytes, bytes]  # decoded path, raw path, query, and the target as it is sent on
 
@@ -30,6 +35,14 @@ def framing_of(headers: list[Header]) -> bytes:
         if name in (b"content-length", b"transfer-encoding") and value.strip() != b"0":
             return name + b": " + value
     return b""
+
+
+def has_left(transport: asyncio.Transport) -> bool:
+    """Whether the client reset or ended the connection, asked of the kernel. Never where the kernel does not tell."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or _TCP_INFO is None:
+        return False
+    return sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] in _LEFT
 
 
 def size_of(headers: list[Header]) -> int:

@@ -27,11 +27,6 @@ class Sharing:
         self._wall, self._patience = wall, patience
         self._overdue: asyncio.Future[Placed | None] | None = None
 
-    @property
-    def is_failing(self) -> bool:
-        """The store is down or does not answer. Routers that share a fleet should then place by the ring alone."""
-        return not self._store.is_up or self._is_overdue()
-
     async def start(self) -> None:
         """What was bound before is bound again when this returns, if the store is well."""
         self._fleet.on_bound = self._bound

@@ -81,12 +81,7 @@ class Exchange:
             while not self.complete:
                 if self._error is not None:
                     raise self._error
-                self._waiter = waiter = self._wait()
-                try:
-                    await waiter
-                except BaseException:  # cancelled: nobody will read on
-                    self.close()
-                    raise
+                await self._news()
         finally:
             self._sink = self._rest = None
 
@@ -109,12 +104,7 @@ class Exchange:
                 raise self._error
             if self.complete:
                 return b""
-            self._waiter = waiter = self._wait()
-            try:
-                await waiter
-            except BaseException:  # cancelled: nobody will read on
-                self.close()
-                raise
+            await self._news()
         chunks = self._chunks
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
@@ -134,17 +124,18 @@ class Exchange:
         while not self.status:
             if self._error is not None:
                 raise self._error
-            self._waiter = waiter = self._wait()
-            try:
-                await waiter
-            except BaseException:  # cancelled: nobody wants the answer
-                self.close()
-                raise
+            await self._news()
 
-    def _wait(self) -> "Future[None]":
+    async def _news(self) -> None:
+        """Until the connection has something to tell."""
         if self._wire is None:
             raise UpstreamError("neither ended nor carried")
-        return self._wire.wait(self._started)
+        self._waiter = waiter = self._wire.wait(self._started)
+        try:
+            await waiter
+        except BaseException:  # cancelled: nobody will read on
+            self.close()
+            raise
 
     # The connection's side.
 

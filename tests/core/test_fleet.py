@@ -3,9 +3,10 @@
 import pytest
 
 from router.core.decision import Decision, Reason, decide
-from router.core.fleet import Fleet, FleetOptions, NoReplica
+from router.core.fleet import Fleet, FleetOptions
 from router.core.health import Fault
 from router.core.lease import Lease
+from router.core.pools import NoReplica
 from router.core.replica import Replica, Signals, State
 from router.core.request import Request, Usage
 from router.policies.locality import Locality
